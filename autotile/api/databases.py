@@ -108,7 +108,7 @@ class DatabaseDiff(Result):
                 for config, measured in zip(configs, (pair.a.measurement, pair.b.measurement), strict=True):
                     text = "not measured"
                     if measured is not None:
-                        text = f"{time_text(measured.time_us)} ({interval_text(measured.low_us, measured.high_us)})"
+                        text = f"{time_text(measured.time_us)} ({interval_text(measured)})"
                     sides.append(f"{config}, {text}")
                 ratio = f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING
                 rows.append((*study_columns(pair.a.key), *sides, ratio, pair.verdict))
@@ -200,7 +200,7 @@ class MergeResult(Result):
                     "decision": study.decision,
                     "served": timed_config(study.served.config, study.served.measurement),
                     "other": timed_config(study.other.config, study.other.measurement),
-                    "ratio": study.ratio.to_json("value") if study.ratio is not None else None,
+                    "ratio": study.ratio.to_json("value"),
                 }
                 for study in self.studies
             ],
@@ -401,6 +401,7 @@ def db_clean(
             raise InputError(f"{before} lies in the future, so everything is older; expected a date that has been")
     opened = open_for_reading(database)
     if opened is None:
+        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
         return CleanResult(location_text(database), (), dry_run)
     with opened:
         kept = frozenset(stored_gpu_names(opened, keep_gpus))

@@ -21,7 +21,7 @@ from autotile.core.argument_types import checked_except
 from autotile.core.device import device_profile
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
-from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text, source_text
+from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text
 from autotile.database.database import Database, database_location, open_for_reading
 from autotile.database.keys import space_hash
 from autotile.database.learned import read_models
@@ -542,7 +542,8 @@ def _selection(entry: Any) -> _Selection:
     kernel, sizes = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
     is_held = isinstance(kernel, Kernel | KernelHolder)
     if not (is_held or isinstance(kernel, str | Path)) or not isinstance(sizes, Mapping | None):
-        raise InputError(f"{entry!r} is no kernel; expected a name, a path, or a pair of that and sizes")
+        shown = kernel if sizes is None else entry
+        raise InputError(f"{shown!r} is no kernel; expected a name, a path, or a pair of that and sizes")
     return (kernel if is_held else str(kernel)), dict(sizes) if sizes else None
 
 
@@ -630,5 +631,5 @@ def _export_trials(
         origin = {"exported_from": "the tuning database"}
         header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
-    gpu = source_text(key.gpu_name, key.source)
+    gpu = key.device_label
     return Transfer("exported", path, file_format, problem, gpu, len(trials), details)

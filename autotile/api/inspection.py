@@ -28,7 +28,16 @@ from autotile.api.targets import (
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
+from autotile.core.model import (
+    CompiledFunction,
+    Config,
+    LaunchGeometry,
+    Occupancy,
+    Problem,
+    Resources,
+    Value,
+    config_text,
+)
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -45,13 +54,12 @@ from autotile.core.text import (
     source_text,
     time_text,
 )
-from autotile.cuda.compiler import compile_job
+from autotile.cuda.compiler import check_signatures, compile_job
 from autotile.database.paths import check_output
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.problem import resolve_problem, unsupported_reason
-from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import STEP, KernelSpec
 from autotile.serving.choice import Contender
 from autotile.serving.dispatcher import find_best_kernel
@@ -326,23 +334,26 @@ def _checks(
         if value not in parameter.values:
             values = ", ".join(map(str, parameter.values))
             yield ConfigCheck("value", parameter.name, False, f"{value} is not among its values {values}")
-    for rule in spec.rules:
-        yield ConfigCheck("rule", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
-    for rule in spec.heuristics:
-        yield ConfigCheck("heuristic", rule.name, bool(rule.expression.evaluate(names)), rule.expression.text)
-    demand = demand_of(spec, names, problem.sizes, problem.dtype)
-    for limit in limits_of(spec):
-        fits = bool(limit.fits(demand, device))
-        yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device))
+    for rule in (*spec.rules, *spec.heuristics):
+        try:
+            holds, detail = bool(rule.expression.evaluate(names)), rule.expression.text
+        except SpecError as error:  # of a value that the file does not list
+            holds, detail = False, error.problem
+        yield ConfigCheck("heuristic" if rule.is_heuristic else "rule", rule.name, holds, detail)
+    with suppress(SpecError):
+        demand = demand_of(spec, names, problem.sizes, problem.dtype)
+        for limit in limits_of(spec):
+            fits = bool(limit.fits(demand, device))
+            yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device))
 
 
 def _compiled(
     kernel: Kernel, config: Config, problem: Problem, device: DeviceProperties
-) -> tuple[dict[str, Resources], str, str]:
+) -> tuple[Mapping[str, CompiledFunction], str, str]:
     """Compile through the cubin cache, in a process of its own: the compiler may hang or run out of memory.
 
-    Returns the resources of each function, the compiler's error or how its process ended, and the reason why there are
-    no resources; each is empty if there is none.
+    Returns the functions, the compiler's error or how its process ended, and the reason why there are none; each is
+    empty if there is none.
     """
     from autotile.tuning.options import TuneOptions
     from autotile.workers.compile_pool import compile_in_worker
@@ -354,14 +365,12 @@ def _compiled(
         return {}, "", str(error)
     if compiled.cubin is None:
         return {}, f"it does not compile: {compiled.reason}", "the compiler refuses it"
-    functions = compiled.cubin.functions
-    taken = {entry: function.parameter_bytes for entry, function in functions.items()}
-    faults = (
-        signature_fault(kernel.spec, step, problem.dtype, taken.get(step.entry), kernel.source)
-        for step in kernel.spec.steps
-    )
-    resources = {entry: function.resources for entry, function in functions.items()}
-    return resources, next(filter(None, faults), ""), ""
+    fault = ""
+    try:
+        check_signatures(kernel, problem.dtype, compiled.cubin)
+    except SpecError as error:
+        fault = error.problem
+    return compiled.cubin.functions, fault, ""
 
 
 def _shape_text(dimensions: tuple[int, ...]) -> str:
@@ -583,24 +592,14 @@ def space(
     for name, option in (("--output", output), ("--workers", workers), ("--seed", seed or None), ("--limit", limit)):
         if option is not None:
             raise InputError(f"{name} is of compiled configurations; add --compile")
-    return summarize(kernel, given, dtype, device)
-
-
-def summarize(
-    kernel: KernelName, given: Mapping[str, int], dtype: str | None = None, device: int | str | None = None
-) -> SpaceSummary:
-    """Count the configurations that each rule and limit leaves; parameters and errors as for `space`."""
-    _, problem, target, found, notices = _open_space(kernel, given, dtype, device)
+    _, problem, target, opened, notices = _open_space(kernel, given, dtype, device)
     return SpaceSummary(
         problem=problem,
         device=target,
-        parameters={parameter.name: parameter.values for parameter in found.parameters},
-        combinations=found.combinations,
-        rules=found.rules,
-        limits=found.limits,
-        valid=len(found),
-        seconds=found.seconds,
+        parameters={parameter.name: parameter.values for parameter in opened.parameters},
+        valid=len(opened),
         notices=notices,
+        **attributes(opened, "combinations", "rules", "limits", "seconds"),
     )
 
 

@@ -33,14 +33,13 @@ from autotile.core.text import (
     duration_text,
     plural,
     sizes_text,
-    source_text,
     time_text,
 )
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.paths import write_output
 from autotile.errors import AutotileError, DatabaseError, InputError
 from autotile.kernel.inputs import kernel_of_call, read_captured_call
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import KernelName, held_kernel, load_kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.problem import Workrate, resolve_problem
 from autotile.settings import absolute_path, read_settings, user_path
@@ -111,9 +110,7 @@ class PlanEntry:
     @property
     def time_text(self) -> str:
         """Time of the winner, marked if it was replayed; a dash if there is none."""
-        if self.time_us is None or self.result is None:
-            return NOTHING
-        return source_text(time_text(self.time_us), self.result.device.source)
+        return time_text(self.time_us, self.result.device.source if self.result is not None else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
@@ -490,6 +487,8 @@ def plan(
     folders = [*captured]
     if folders and kernel is not None:
         raise InputError("captured calls state their kernels; leave the kernel out")
+    if output is not None and kernel is not None and held_kernel(kernel):
+        raise InputError("a file of a plan names its kernels; save this one as a search-space file, and give its path")
     problems = []
     for given in folders:
         folder = user_path(given, "a captured call")

@@ -12,7 +12,7 @@ from operator import methodcaller
 from typing import Any, TextIO
 
 from autotile.core.model import config_text
-from autotile.core.text import duration_text, funnel_text, plural, shown_text, sizes_text, source_text, time_text
+from autotile.core.text import duration_text, funnel_text, plural, shown_text, sizes_text, time_text
 from autotile.tuning.progress_state import Observer, Progress
 
 _MIN_INTERVAL_S = 0.25
@@ -203,7 +203,7 @@ def short_line(progress: Progress) -> str:
     best = progress.best
     parts = [f"{progress.phase} {count_text(progress).removesuffix(' trials')}"]
     if best is not None:
-        parts.append(f"best {source_text(time_text(best.time_us), best.source)}")
+        parts.append(f"best {time_text(best.time_us, best.source)}")
     parts.append(f"{duration_text(progress.elapsed_s)} elapsed")
     line = ", ".join(filter(None, [*parts, left_text(progress).removeprefix("about ")]))
     line = f"{progress.waiting}; {line}" if progress.waiting else line

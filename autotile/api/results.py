@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
-from autotile.core.argument_types import checked
+from autotile.core.argument_types import checked, checked_except
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import attributes, to_document
 from autotile.core.dtypes import known_dtype
@@ -26,7 +26,6 @@ from autotile.core.model import (
     Resources,
     config_key,
     config_text,
-    timed_config,
 )
 from autotile.core.text import (
     NOTHING,
@@ -58,6 +57,7 @@ from autotile.database.keys import (
     L2_TEXTS,
     STUDY_HEADINGS,
     TuningKey,
+    key_differences,
     space_hash,
     study_columns,
     study_document,
@@ -70,7 +70,7 @@ from autotile.kernel.library import KernelName, is_path, load_kernel, load_named
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials
-from autotile.serving.choice import Compared, Contender, resources_document
+from autotile.serving.choice import Compared, Contender
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
 from autotile.settings import read_settings, user_path
 from autotile.tuning.plan import AssessedMiss, assess_misses
@@ -183,7 +183,7 @@ class FamilyList(Result):
             in_force = _IN_FORCE[family.in_force] if stored.rule.in_force else f"no: {stored.rule.verdict}"
             facts: Facts = [
                 ("family", f"{key.kernel} {stored.rule.family} {key.dtype}{hot}"),
-                ("device", source_text(key.gpu_name, key.source)),
+                ("device", key.device_label),
                 ("loss", stored.rule.loss_text()),
                 ("learned", learned),
                 ("in force", in_force),
@@ -235,9 +235,7 @@ class RecordingList(Result):
         headings = (*STUDY_HEADINGS, f"{RIGHT}valid", "recorded", "made", "file")
         rows = [
             (
-                found.header.key.kernel,
-                f"{sizes_text(found.header.key.sizes)} {found.header.key.dtype}",
-                found.header.key.gpu_name,
+                *study_columns(found.header.key),
                 f"{found.header.valid_configs:,}",
                 found.header.chosen,
                 moment_text(found.header.created_at),
@@ -292,19 +290,28 @@ class TrialList(Result, StudyPlots):
         Raises
         ------
         InputError
-            There are no trials, or trials of several problems or devices.
+            There are no trials, or trials of several problems, devices or versions of the kernel.
         """
         from autotile.report.study import StudyData
 
-        keys = {entry.key.digest: entry.key for entry in self.trials}
-        if len(keys) != 1:
-            raise InputError(f"charts are of one study, these are of {len(keys)}; name sizes, or use autotile.report")
+        if not self.trials:
+            raise InputError("there are no trials that a chart could be of; `autotile.list()` shows what is tuned")
         if self.study is not None:
             return self.study
-        (key,) = keys.values()
+        keys = {entry.key.digest: entry.key for entry in self.trials}
+        key, *others = keys.values()
+        if differ := dict.fromkeys(name for other in others for name, *_ in key_differences(key, other)):
+            from autotile.report.comparison import KEY_LABELS
+
+            names = " and ".join(KEY_LABELS.get(name, name) for name in differ)
+            chosen = [name for name in ("sizes", "dtype") if name in differ]
+            cure = f"name the {' and the '.join(chosen)}, or " if chosen else ""
+            raise InputError(
+                f"charts are of one study, and these trials are of {len(keys)}, which differ in the {names}; {cure}"
+                "let `autotile.report` draw them all on a page"
+            )
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
-        searched, final = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-        return StudyData(key, None, "", (), searched, final)
+        return StudyData(key, None, "", (), (), ()).with_trials(stored)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
@@ -327,7 +334,7 @@ class TrialList(Result, StudyPlots):
     def _parts(self) -> Iterator[Part]:
         """Yield one row for each trial, with its problem if there are several."""
         if not self.trials:
-            yield "no such trial is stored; `autotile list` shows what is"
+            yield "no such trial is stored; `autotile list` shows what is tuned"
             return
         columns = _columns_by_study({entry.stored.study_id: entry.key for entry in self.trials})
         several = len(columns) > 1
@@ -335,7 +342,7 @@ class TrialList(Result, StudyPlots):
         rows = []
         for _, stored in self.trials:
             trial = stored.trial
-            own, measured, resources, occupancy = trial.scores, trial.measurement, trial.resources, trial.occupancy
+            own, resources, occupancy = trial.scores, trial.resources, trial.occupancy
             remarks = [f"finals, place {stored.rank}"] if stored.phase == "final" else []
             remarks += ["replayed"] if trial.source == "replayed" else []
             remarks += [trial.reason.splitlines()[0]] if trial.reason else []
@@ -343,7 +350,7 @@ class TrialList(Result, StudyPlots):
                 (
                     str(trial.outcome),
                     time_text(trial.time_us),
-                    interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+                    interval_text(trial.measurement),
                     str(resources.registers) if resources is not None else NOTHING,
                     percent_text(occupancy.occupancy) if occupancy is not None else NOTHING,
                     *(f"{own[name]:.6g}" if name in own else NOTHING for name in scores),
@@ -480,6 +487,8 @@ class BestResult(Result):
     would serve, or the other way round; None if there was nothing to compare."""
     unapplied: str
     """Reason why the rule of a family with the problem is not applied; empty if there is none, or it is."""
+    document: Mapping[str, Any]
+    """Everything that is known of the configuration, as JSON values."""
 
     @property
     def time_us(self) -> float | None:
@@ -510,7 +519,7 @@ class BestResult(Result):
             facts.append(("configuration", config_text(self.config)))
         measured, resources = self.measurement, self.resources
         if measured is not None:
-            interval = f"95 % interval {interval_text(measured.low_us, measured.high_us)}"
+            interval = f"95 % interval {interval_text(measured)}"
             if self.tier == "exact":
                 facts.append(("time", f"{time_text(measured.time_us)} ({interval})"))
                 facts.append(("rate", self.workrate.text(measured.time_us, self.device)))
@@ -536,22 +545,7 @@ class BestResult(Result):
 
     def to_json(self) -> Any:
         """Return everything that is known of the configuration."""
-        return to_document(
-            {
-                "kernel": self.kernel,
-                "problem": self.problem.sizes,
-                "dtype": self.problem.dtype,
-                "tier": self.tier,
-                **timed_config(self.config, self.measurement),
-                "device": self.device.identity,
-                **attributes(self, "source", "tuned_on", "tuned_at", "contenders", "differences", "aged", "shipped"),
-                "bundle": self.bundle or None,
-                "resources": resources_document(self.resources, self.geometry, self.occupancy),
-                "compared": self.compared,
-                "unapplied": self.unapplied or None,
-                "explain": self.explanation,
-            }
-        )
+        return dict(self.document)
 
 
 @checked
@@ -621,30 +615,18 @@ def best(
         pin.check(found)
     described = operation if operation is not None else found.definition.spec
     asked = found.operation if operation is not None and found.operation is not None else found.problem
-    choice = found.choice
+    choice, of_choice = found.choice, ("differences", "aged", "shipped", "compared", "unapplied")
+    names = ("problem", "device", "tier", "config", "measurement", "source", "tuned_on", "tuned_at", "contenders")
+    document = found.to_json()
     return BestResult(
-        problem=found.problem,
-        device=found.device,
-        tier=found.tier,
-        config=found.config,
-        measurement=found.measurement,
-        source=found.source,
-        tuned_on=found.tuned_on,
-        tuned_at=found.tuned_at,
-        differences=choice.differences,
-        aged=choice.aged,
-        shipped=choice.shipped,
+        **attributes(found, *names, "kernel", "resources", "occupancy"),
+        **attributes(choice, *of_choice),
         bundle=choice.packed,
-        contenders=found.contenders,
-        kernel=found.kernel,
         geometry=None if found.is_library else found.geometry,
-        resources=found.resources,
-        occupancy=found.occupancy,
         workrate=Workrate.of(found.definition.spec, found.problem, found.config),
-        explanation=found.explain(),
+        explanation=document["explain"],
         notices=tuple(filter(None, [sizes_notice(described, asked.sizes, given)])),
-        compared=choice.compared,
-        unapplied=choice.unapplied,
+        document={**document, "compared": to_document(choice.compared), "unapplied": choice.unapplied or None},
     )
 
 
@@ -778,8 +760,7 @@ def trials(
         if alone is not None:
             kept = {config_key(entry.stored.trial.config) for entry in found}
             stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
-            searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-            study = replace(study_without_trials(opened, alone), trials=searched or finals, final_trials=finals)
+            study = study_without_trials(opened, alone).with_trials(stored)
     found.sort(key=lambda one: (one.stored.trial.time_us is None, one.stored.trial.time_us or 0.0, one.stored.trial_id))
     return TrialList(tuple(found[:limit]), study)
 
@@ -811,7 +792,7 @@ class WrittenReport(Result):
         yield [("page", str(self.path)), ("title", self.title), ("shows", self.summary)]
 
 
-@checked
+@checked_except()  # its device is a name
 def report(
     kernel: KernelName | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -880,6 +861,8 @@ def report(
         recording = user_path(str(kernel), "a recording")
         if not recording.is_file():
             raise InputError(f"there is no recording {recording}; see `autotile list --recordings`")
+    elif other is None and str(kernel).endswith(".db"):
+        raise InputError(f"{kernel} is a database; give it as --db {kernel}, or a second one to compare it with")
     if other is None or output is not None:
         check_output(path, *([recording] if recording is not None else []))
     if other is not None or recording is not None:

@@ -209,7 +209,12 @@ def check_gpu(options: TuneOptions) -> None:
 
 
 def merge_sizes(mapping: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge sizes given as a mapping with sizes given as keyword arguments; a size given in both is an `InputError`."""
+    """Merge sizes given as a mapping with sizes given as keyword arguments.
+
+    Raise `InputError` if a size is given in both, or the mapping is none.
+    """
+    if not isinstance(mapping, Mapping | None):
+        raise InputError(f"the sizes are {mapping!r:.60}, expected a mapping by name, as in {{'M': 4096}}")
     merged = dict(mapping or {})
     if twice := merged.keys() & named.keys():
         raise InputError(f"{min(twice)} is given twice, in the mapping and by keyword; give it once")
@@ -382,7 +387,7 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
 
     It is an `InputError` if an option does not fit the kernel, or there is no such GPU.
     """
-    objectives, expression = split_objectives(options.objectives, [metric.name for metric in kernel.spec.metrics])
+    objectives, expression = split_objectives(options.objectives, [*kernel.spec.metrics])
     if options.maximize and expression is None and options.objective is None:
         raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
     if not all(options.verify_sizes):

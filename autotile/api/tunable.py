@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autotile.api.targets import merge_sizes
 from autotile.core.argument_types import checked, checked_except
-from autotile.core.documents import toml_text
+from autotile.core.documents import to_document, toml_text
 from autotile.core.model import Config
 from autotile.core.text import Part, Result
 from autotile.database.paths import write_output
@@ -37,6 +37,7 @@ from autotile.settings import user_path
 
 if TYPE_CHECKING:
     from autotile.api.inspection import Explanation, SpaceSummary
+    from autotile.report.survey import Survey
     from autotile.serving.bound import BoundKernel
     from autotile.tuning.result import TuneResult
 
@@ -178,11 +179,6 @@ def kernel(
     <TuneResult: scale n=1048576 float32 on NVIDIA H200: ...>
     """
     comparison = function_name(verify) if verify is not None else None
-    reference_keys: dict[str, Any] = {"tolerance": tolerance, "reduction": reduction, "comparison": comparison}
-    reference_keys = {key: value for key, value in reference_keys.items() if value is not None}
-    further: Any = sections or {}
-    if reference_keys:
-        further = {**further, "reference": {**further.get("reference", {}), **reference_keys}}
     described = build_document(
         source,
         entry,
@@ -207,7 +203,8 @@ def kernel(
         },
         problem={"flags": flags, "ragged": ragged, "dtypes": _strings(dtypes)},
         work={"flops": flops, "bytes": bytes},
-        sections=further,
+        checks={"tolerance": tolerance, "reduction": reduction, "comparison": comparison},
+        sections=sections,
     )
     return TunableKernel(described, reference_on, verify)
 
@@ -233,7 +230,7 @@ class TunableKernel(Result):
         self, described: PythonDocument, reference_on: ArrayLibrary = "numpy", verify: Callable[..., Any] | None = None
     ) -> None:
         self.document = described.document
-        self._described = described
+        self._arguments, self._described = (described, reference_on, verify), described
         self._folder = private_folder() if described.arrays or described.template is None else None
         for file, array in described.arrays.items():
             np.save(Path(str(self._folder)) / file, array, allow_pickle=False)
@@ -278,19 +275,18 @@ class TunableKernel(Result):
 
         return cast("TuneResult", tune(self, self._given(sizes, arguments), **arguments))  # of one problem
 
-    def space(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> SpaceSummary:
-        """Count the configurations that each rule and limit leaves; arguments are those of `autotile.space`."""
-        from autotile.api.inspection import summarize
+    def space(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> SpaceSummary | Survey:
+        """Count the configurations that each rule and limit leaves, or compile them, as `autotile.space` does."""
+        from autotile.api.inspection import space
 
-        named = {name: arguments.pop(name) for name in ("dtype", "device") if name in arguments}
-        return summarize(self, merge_sizes(sizes, arguments), **named)
+        return space(self, sizes, **arguments)
 
     def explain(self, assignments: Mapping[str, Any] | None = None, /, **arguments: Any) -> Explanation:
         """Explain one configuration; arguments are those of `autotile.explain`."""
         from autotile.api.inspection import explain_kernel
 
         named = {name: arguments.pop(name) for name in ("dtype", "device") if name in arguments}
-        return explain_kernel(self, {**(assignments or {}), **arguments}, **named)
+        return explain_kernel(self, merge_sizes(assignments, arguments), **named)
 
     def best(self, sizes: Mapping[str, int] | None = None, /, **arguments: Any) -> BoundKernel:
         """Return the best known configuration, ready to launch, as `autotile.get_best_kernel` does.
@@ -367,11 +363,19 @@ class TunableKernel(Result):
         named = {name: arguments.pop(name) for name in self._kernel.spec.sizes if name in arguments}
         return merge_sizes(sizes, named)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the description, from which it is made anew; its functions must be ones that can be pickled."""
+        return TunableKernel, self._arguments
+
     def _headline(self) -> str:
         return self._kernel.spec.headline
 
     def _parts(self) -> Iterator[Part]:
         yield [*self._kernel.spec.facts]
+
+    def to_json(self) -> Any:
+        """Return the document of the search-space file, without rules that are functions."""
+        return to_document(self.document)
 
 
 @cache

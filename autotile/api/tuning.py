@@ -383,7 +383,7 @@ def tune_family(
     family = family_of(loaded.spec, given)
     problem = resolve_problem(loaded.spec, family.largest, dtype)
     announce(sizes_notice(loaded.spec, family.largest, given))
-    objectives, expression = split_objectives(chosen.objectives, [metric.name for metric in loaded.spec.metrics])
+    objectives, expression = split_objectives(chosen.objectives, [*loaded.spec.metrics])
     chosen = replace(chosen, objectives=objectives)
     others = expression is not None or loaded.spec.objective is not None or objectives != (TIME,)
     if others or chosen.verify_sizes or chosen.only is not None:

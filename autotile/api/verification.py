@@ -37,7 +37,7 @@ from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_result, forget_served
 from autotile.settings import absolute_path, read_settings, user_path
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.plan import assess_misses
+from autotile.tuning.plan import missed_problems
 from autotile.tuning.verifying import MAX_RETIMED, CandidateCheck, check_served, judge, retime, tuned_problems
 
 VerificationVerdict = Literal["confirmed", "replaced", "demoted", "failed", "interrupted"]
@@ -106,7 +106,7 @@ class VerifyResult(Result):
                 str(one.problem),
                 one.verdict,
                 *(
-                    source_text(time_text(measured.time_us), one.source) if measured is not None else NOTHING
+                    time_text(measured.time_us if measured is not None else None, one.source)
                     for measured in (one.before_measurement, one.after_measurement)
                 ),
                 f"{one.speedup.value:.3f}" if one.speedup is not None else NOTHING,
@@ -219,6 +219,8 @@ def verify(
         return check(cast("str", kernel), like, sizes, config=config, dtype=dtype, options=options, **place, **named)
     if isinstance(kernel, str | Path) and Path(kernel).suffix == ".cu":
         raise InputError(f"{kernel} is a source; name the kernel that it replaces with --like KERNEL")
+    if aged and served:
+        raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
     if config is not None or named.get("verify_problem") or named.get("l2", "cold") != "cold":
         raise InputError("--config, --verify-problem and --l2 are of a rewritten source; add --like KERNEL")
     given, options = read_keywords(kernel, sizes, named, options)
@@ -234,13 +236,14 @@ def verify(
     asked = resolve_problem(loaded.spec, given, dtype, defaults=True) if given else None
     if asked is not None and (assumed := sizes_notice(loaded.spec, asked.sizes, given)):
         announce(assumed)
-    location = str(database_location(database if database is not None else options.database))
+    options = options if database is None else replace(options, database=str(database))
+    wanted = [asked] if asked is not None else []
+    if served and asked is None:
+        wanted = [one.problem for one, *_ in missed_problems(kernel, options) if dtype in (None, one.problem.dtype)]
+    location = str(database_location(options.database))
     options = replace(options, database=location)
     if served:
-        if aged:
-            raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
-        missed = [asked] if asked is not None else _missed(kernel, location, dtype, options)
-        return VerifyResult(tuple(_verify_served(kernel, loaded, missed, options, announce)))
+        return VerifyResult(tuple(_verify_served(kernel, loaded, wanted, options, announce)))
     live = options.replay is None
     found = tuned_problems(
         loaded,
@@ -279,25 +282,6 @@ def verify(
             )
         )
     return VerifyResult(tuple(problems))
-
-
-def _missed(kernel: KernelName, location: str, dtype: str | None, options: TuneOptions) -> list[Problem]:
-    """Return the problems that were served by a fallback on the GPU, the most frequent first."""
-    gpu_name = live_device(options.device_index).name if options.replay is None else None
-    opened = Database.open_readonly(location)
-    if opened is None:
-        return []
-    with opened:
-        assessed = assess_misses(opened, kernel)
-    wanted = [
-        one.problem
-        for one in assessed
-        if one.kernel is not None
-        and gpu_name in (None, one.gpu_name)
-        and dtype in (None, one.problem.dtype)
-        and not one.tuned
-    ]
-    return list({str(problem): problem for problem in wanted}.values())
 
 
 def _verify_served(

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotile.api.progress import best_text, count_text, left_text, plain_line, trial_count, trial_target
-from autotile.core.text import device_text, duration_text, funnel_text, plural, shown_text, source_text, time_text
+from autotile.core.text import device_text, duration_text, funnel_text, plural, shown_text, time_text
 from autotile.core.timeline import Pace
 from autotile.tuning.progress_state import Place, Progress
 
@@ -162,7 +162,7 @@ def _problem_line(progress: Progress) -> str:
     tried, goal = trial_count(progress), trial_target(progress)
     target = f" of {goal}" if goal is not None else ""
     found = progress.best
-    best = f", best {source_text(time_text(found.time_us), found.source)}" if found is not None else ""
+    best = f", best {time_text(found.time_us, found.source)}" if found is not None else ""
     waiting = f"; {progress.waiting}" if progress.waiting else ""
     return f"{progress.problem}: {progress.phase}, {tried}{target} trials{best}{waiting}"
 

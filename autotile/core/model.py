@@ -151,6 +151,21 @@ class Resources(msgspec.Struct, frozen=True):
         return self.spill_store_bytes + self.spill_load_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledFunction:
+    """A ``__global__`` function in a cubin."""
+
+    symbol: Name
+    """Its name in the cubin: mangled, unless the function is ``extern "C"``."""
+    resources: Resources
+    parameter_bytes: tuple[Bytes, ...] | None = None
+    """Size of each parameter; None if the cubin does not tell."""
+    max_threads: Count | None = None
+    """Most threads of a block by its ``__launch_bounds__``; None if it has none."""
+    cluster: tuple[Count, Count, Count] | None = None
+    """Blocks of a cluster by its ``__cluster_dims__``; None if it has none."""
+
+
 class Occupancy(msgspec.Struct, frozen=True):
     """Resident blocks per SM, and the resources that limit them."""
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Occupancy, Outcome, config_text
+from autotile.core.model import Measurement, Occupancy, Outcome, config_text
 
 NOTHING = "-"
 """Placeholder for a missing value."""
@@ -35,14 +35,14 @@ def shown_text(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
-def time_text(time_us: float | None) -> str:
-    """Format microseconds with at least four significant digits: ``4,790 us``, ``12.35 us``."""
-    return NOTHING if time_us is None else f"{_significant(time_us)} us"
+def time_text(time_us: float | None, source: str = "") -> str:
+    """Format microseconds with at least four significant digits, as for `source_text`: ``4,790 us (replayed)``."""
+    return NOTHING if time_us is None else source_text(f"{_significant(time_us)} us", source)
 
 
-def interval_text(low_us: float, high_us: float) -> str:
-    """Format a 95 % confidence interval in microseconds: ``4,788 to 4,795``."""
-    return f"{_significant(low_us)} to {_significant(high_us)}"
+def interval_text(measured: Measurement | None) -> str:
+    """Format the 95 % confidence interval of a time in microseconds: ``4,788 to 4,795``."""
+    return NOTHING if measured is None else f"{_significant(measured.low_us)} to {_significant(measured.high_us)}"
 
 
 def energy_text(energy_mj: float) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import re
 import shlex
@@ -23,8 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from autotile.core.documents import Bytes, Name, canonical_json, decode_json, encode_json
-from autotile.core.model import Config, Resources
+from autotile.core.documents import Name, canonical_json, decode_json, encode_json
+from autotile.core.model import CompiledFunction, Config, Resources
 from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
 from autotile.errors import CompileError, DataError, InputError, SpecError, ToolchainError
@@ -109,7 +110,7 @@ def compile_job(
     """
     from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
     from autotile.kernel.sources import read_bytes, sources_with_options
-    from autotile.kernel.spec import controls_file, with_values
+    from autotile.kernel.spec import controls_file, macro_text, with_values
 
     spec, build = kernel.spec, kernel.spec.build
     shared: dict[str, Any] = {
@@ -130,8 +131,7 @@ def compile_job(
     names = {**sizes, **config}
     arguments = build.arguments(names)
     flags = {name: sizes[name] for name in spec.flags}
-    given = {**config, **flags}.items()
-    texts = {name: f"{int(value) if isinstance(value, bool) else value}" for name, value in given}
+    texts = {name: macro_text(value) for name, value in {**config, **flags}.items()}
     texts |= {"DTYPE": DTYPES[dtype].c_type, **build.macros(names)}
     # A macro of a template parameter's name would replace the name in the declaration of the template, too; the value
     # goes into the expressions that name the entries instead.
@@ -153,17 +153,6 @@ def compile_job(
         ),
         **shared,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledFunction:
-    """A ``__global__`` function in a cubin."""
-
-    symbol: Name
-    """Its name in the cubin: mangled, unless the function is ``extern "C"``."""
-    resources: Resources
-    parameter_bytes: tuple[Bytes, ...] | None = None
-    """Size of each parameter; None if the cubin does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +229,7 @@ def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> di
             spill_load_bytes=int(frame[3]),
             static_smem_bytes=int(static_smem[1]) if static_smem else 0,
         )
-        functions[entry] = CompiledFunction(symbol, resources, parameter_bytes(cubin, symbol))
+        functions[entry] = CompiledFunction(symbol, resources, *function_attributes(cubin, symbol))
     return functions
 
 
@@ -260,17 +249,26 @@ _SIZED = 4
 """Format of an attribute that is followed by as many bytes as its last field says."""
 _PARAMETER = 0x17
 """EIATTR_KPARAM_INFO: ordinal, offset and size of a parameter."""
+_MAX_THREADS = 0x05
+"""EIATTR_MAX_THREADS: greatest block of a function with ``__launch_bounds__``."""
+_CLUSTER = 0x3D
+"""EIATTR_CTA_PER_CLUSTER: extents of ``__cluster_dims__``."""
 _SIZE_SHIFT = 18
 """The size is in the upper bits of the last word."""
 
 
-def parameter_bytes(cubin: bytes, symbol: str) -> tuple[int, ...] | None:
-    """Return the size in bytes of each parameter of a function, in order; None if the cubin does not tell."""
+Cluster = tuple[int, int, int]
+
+
+def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None, Cluster | None]:
+    """Return `CompiledFunction.parameter_bytes`, ``max_threads`` and ``cluster`` of a function of a cubin."""
     sizes: dict[int, int] = {}
+    max_threads: int | None = None
+    cluster: Cluster | None = None
     try:
         attributes = _elf_section(cubin, f".nv.info.{symbol}".encode())
         if attributes is None:
-            return None
+            return None, None, None
         position = 0
         while position < len(attributes):
             kind, attribute, value = _ATTRIBUTE.unpack_from(attributes, position)
@@ -279,10 +277,15 @@ def parameter_bytes(cubin: bytes, symbol: str) -> tuple[int, ...] | None:
                 if attribute == _PARAMETER:
                     _, ordinal, _, word = struct.unpack_from("<IHHI", attributes, position)
                     sizes[ordinal] = word >> _SIZE_SHIFT
+                elif attribute == _MAX_THREADS:
+                    max_threads = math.prod(struct.unpack_from("<III", attributes, position))
+                elif attribute == _CLUSTER:
+                    cluster = struct.unpack_from("<III", attributes, position)
                 position += value
     except (struct.error, ValueError, OverflowError):  # an offset may be any number of 64 bits
-        return None
-    return tuple(sizes[ordinal] for ordinal in sorted(sizes)) if sorted(sizes) == list(range(len(sizes))) else None
+        return None, None, None
+    is_complete = sorted(sizes) == list(range(len(sizes)))
+    return tuple(sizes[ordinal] for ordinal in sorted(sizes)) if is_complete else None, max_threads, cluster
 
 
 def _elf_section(data: bytes, name: bytes) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,7 +215,8 @@ _NAME_MAP = re.compile(r"__nv_name_map\(\d+\): error: ([^\n]*)")
 
 _MISSING_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"|fatal error: (\S+): No such file')
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
-_DECLARED = re.compile(r"\b(?:int|unsigned|short|long|size_t|bool|float|double|auto|\w+_t)\s+(?:const\s+)?(\w+)\s*[={]")
+_MARKED = re.compile(r"\n([^\n]*)\n( *)\^$")
+"""Line of the source, and the place in it where the error is."""
 _HOST = re.compile(r"not allowed in JIT mode|namespace \"std\" has no member|calling a __host__ function")
 _CCCL_PACKAGE = "nvidia-cuda-cccl"
 _PACKAGES = {
@@ -292,7 +293,7 @@ def compile_error(log: str, job: CompileJob) -> CompileError:
                 '"space::name<4>"'
             )
         return CompileError(f"entry {entries}: {match[1]}; {cure} (__global__ functions found: {names})", log)
-    cure = _cure(error, {option[2:].partition("=")[0] for option in job.options if option.startswith("-D")})
+    cure = _cure(error, dict(option[2:].split("=", 1) for option in job.options if option.startswith("-D")))
     return CompileError(f"{error}\n{cure}" if cure else error, log)
 
 
@@ -315,8 +316,8 @@ def _first_error(log: str, template: Path, own: Sequence[str]) -> str:
     return log.strip()
 
 
-def _cure(error: str, macros: Collection[str]) -> str:
-    """Return the remedy of an error, given the names of the macros that the compiler gets; "" if none is known."""
+def _cure(error: str, macros: Mapping[str, str]) -> str:
+    """Return the remedy of an error, given the macros that the compiler gets; "" if none is known."""
     if match := _MISSING_HEADER.search(error):
         return header_cure(match[1] or match[2])
     if match := _UNDEFINED.search(error):
@@ -325,8 +326,12 @@ def _cure(error: str, macros: Collection[str]) -> str:
             return HOST_CURE
         if name.isupper():
             return f'if {name} is a macro, define it: [kernel] defines = {{ {name} = "..." }}'
-    if "expected an identifier" in error and (declared := _DECLARED.search(error)) and declared[1] in macros:
-        return f"{declared[1]} is a parameter here, and so a macro: remove its declaration from the source"
+    marked = _MARKED.search(error)
+    if marked and (word := re.match(r"\w+", marked[1][len(marked[2]) :])) and (name := word[0]) in macros:
+        return (
+            f"{name} is a parameter here, or another macro of the search-space file: the compiler reads "
+            f"{macros[name]!r} for it; rename it, or remove its declaration from the source"
+        )
     if "texture is not a template" in error:
         return (
             "texture references were removed in CUDA 12: take a parameter cudaTextureObject_t instead, and declare it "

@@ -31,7 +31,7 @@ from autotile.cuda.support import GuardedBuffer, Queued, SupportKernels, compare
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, decode_scalar
-from autotile.kernel.inputs import InputMaker
+from autotile.kernel.inputs import input_maker
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.spec import KernelSpec, Tolerance
 
@@ -370,11 +370,11 @@ class ProblemInstance:
 
     def _new_inputs(self, seed: int) -> _InputSet:
         pristine: dict[str, GuardedBuffer] = {}
-        inputs = InputMaker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
+        inputs = input_maker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
             if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
-                pristine[buffer.name].array.set(inputs.stored(buffer.name))
+                pristine[buffer.name].array.set(inputs(buffer.name))
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
         made = _InputSet(

@@ -71,6 +71,11 @@ class TuningKey(msgspec.Struct, frozen=True):
         """Kernel, sizes and dtype."""
         return Problem(self.kernel, self.sizes, self.dtype)
 
+    @property
+    def device_label(self) -> str:
+        """Name of the device, with ``(replayed)`` if the times were replayed from a recording."""
+        return source_text(self.gpu_name, self.source)
+
     def to_json(self) -> dict[str, Any]:
         """Return every field as a JSON object."""
         values = {name: getattr(self, name) for name in _KEY_FIELDS}  # `asdict` copies each, which takes longer
@@ -207,7 +212,7 @@ STUDY_HEADINGS = ("kernel", "problem", "device")
 
 def study_columns(key: TuningKey) -> tuple[str, str, str]:
     """Format what identifies a study for a person: kernel, problem and device."""
-    return key.kernel, key_text(key), source_text(key.gpu_name, key.source)
+    return key.kernel, key_text(key), key.device_label
 
 
 def study_document(key: TuningKey) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import encode_json
 from autotile.core.forks import fork_guard
 from autotile.core.model import Config, Outcome, Trial, config_key, config_text
-from autotile.core.text import plural, source_text, time_text
+from autotile.core.text import plural, time_text
 from autotile.database.database import (
     Database,
     Phase,
@@ -458,7 +458,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         measured = [row for row in self._rows if Outcome(row["outcome"]).has_time and row["time_us"] is not None]
         if measured:
             best = min(measured, key=lambda row: (row["rank"] or len(self._rows), row["time_us"]))
-            time_us = source_text(time_text(best["time_us"]), best["source"])
+            time_us = time_text(best["time_us"], best["source"])
             fastest = f", the best of them {config_text(best['config'])} with {time_us}"
         command = f"autotile db merge {shlex.quote(str(rescued))} -o {shlex.quote(database.argument)}"
         first = f"move {database.location} away, then " if isinstance(fault, DamagedDatabaseError) else ""

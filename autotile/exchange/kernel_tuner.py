@@ -332,9 +332,8 @@ def _cache_of_t4(document: Mapping[str, Any], name: str) -> dict[str, Any]:
             values.setdefault(parameter, []).append(value)
         times = {STAGES[stage]: result.times.get(theirs) for stage, theirs in _TIMES.items()}
         measured = {str(one.get("name")): one.get("value") for one in result.measurements}
-        mark = {} if result.invalidity == "correct" else {"__error__": result.invalidity}
-        entry = {**measured, "times": result.times.get("runtimes") or (), **times, **mark, **result.configuration}
-        cache[f"result {number}"] = entry
+        timed = {"__error__": result.invalidity, "times": result.times.get("runtimes") or (), **times}
+        cache[f"result {number}"] = {**measured, **timed, **result.configuration}
     return {**head, "tune_params_keys": list(values), "tune_params": values, "cache": cache}
 
 

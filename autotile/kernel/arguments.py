@@ -106,10 +106,14 @@ def _known_type(name: str, location: Location) -> str:
     """Return the canonical name of an element type, or `PROBLEM_DTYPE`."""
     known = canonical_dtype(name)
     if known not in _NAMES:
-        meant = _C_TYPES.get(name)
-        hint = f"; write {meant!r}" if meant else f"{nearest(name, _NAMES)} (known: {listing(_NAMES)})"
-        raise location.error(f"the string {name[:60]!r} is not accepted{hint}")
+        raise location.error(f"the string {name[:60]!r} is not accepted{type_hint(name, _NAMES)}")
     return known
+
+
+def type_hint(name: str, known: Sequence[str]) -> str:
+    """Return the end of a message about a name that is none of the known element types."""
+    meant = _C_TYPES.get(name)
+    return f"; write {meant!r}" if meant in known else f"{nearest(name, known)} (known: {listing(known)})"
 
 
 def _parts(dtype: str) -> int:
@@ -470,11 +474,19 @@ def _constant(table: Table, name: str, dtype: str) -> Number:
 
 
 def _number(table: Table, name: str, given: Any, dtype: str) -> float:
-    """Return a part of an entry as a number, which is whole for an integer type."""
+    """Return a part of an entry as a number in the range of its type, which is whole for an integer type."""
     number = msgspec.structs.replace(table, data={name: given}).number(name)
-    if dtype in DTYPES and DTYPES[dtype].is_integer and not number.is_integer():
+    if dtype not in DTYPES:  # that of the problem
+        return number
+    component = DTYPES[dtype].component
+    if component.is_integer and not number.is_integer():
         raise table.error(name, f"expected a whole number for {dtype}, got {number}")
-    return number
+    exact = number if number == given else given  # a whole number beyond 2**53
+    try:
+        encode_value("", [exact, 0] if component.is_complex else exact, component)
+    except ArgumentError:
+        raise table.error(name, f"{describe(given)} does not fit in {component.name}") from None
+    return exact
 
 
 MAX_STRUCT_BYTES = 4096

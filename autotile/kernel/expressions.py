@@ -667,11 +667,6 @@ class ShapeOnly:
         self.largest: int = max(math.prod(shape), *largest, 0)
         """Number of elements of the largest array among it and all that it is computed from."""
 
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
 
 Matmul = Callable[[Any, Any], Any]
 
@@ -701,7 +696,7 @@ def is_array(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return a number of NumPy as one of Python; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) or (is_array(value) and value.ndim == 0) else value
+    return value.item() if isinstance(value, np.generic) or (is_array(value) and not value.shape) else value
 
 
 def _operand(value: Any) -> Any:

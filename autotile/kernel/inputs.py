@@ -6,7 +6,7 @@ Contents depend only on the declaration, the sizes, the element type and the see
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,49 +26,41 @@ from autotile.kernel.sources import is_file
 from autotile.kernel.spec import KernelSpec
 
 
-class InputMaker:
-    """Makes the contents of the buffers of a problem; with ``check``, scalars have their check values."""
+def input_maker(
+    spec: KernelSpec, sizes: Mapping[str, int], dtype: str, *, seed: int = 0, check: bool = False
+) -> Callable[[str], Array]:
+    """Return a function that makes the content of a buffer of a problem, given its name.
 
-    def __init__(
-        self, spec: KernelSpec, sizes: Mapping[str, int], dtype: str, *, seed: int = 0, check: bool = False
-    ) -> None:
-        self._spec = spec
-        self._sizes = sizes
-        self._dtype = dtype
-        self._seed = seed
-        self._check = check
-        self._kept: dict[str, Array] = {}
-        contents = [b.content for b in spec.buffers if isinstance(b.content, InputExpression)]
-        self._used = frozenset[str]().union(*(content.inputs for content in contents))
-        """Names that contents are computed from, which are kept."""
+    With ``check``, scalars have their check values. The content is in its storage dtype, C-contiguous. The function
+    raises `InputError` if it has no value, or does not fit in the element type; or its file cannot be used.
+    """
+    kept: dict[str, Array] = {}
+    contents = [b.content for b in spec.buffers if isinstance(b.content, InputExpression)]
+    used = frozenset[str]().union(*(content.inputs for content in contents))  # contents are computed from them
 
-    def stored(self, name: str) -> Array:
-        """Return the content of a buffer in its storage dtype, C-contiguous.
-
-        Raise `InputError` if the content has no value, or does not fit in the element type; or its file cannot be used.
-        """
-        if name in self._kept:
-            return self._kept[name]
-        buffer = self._spec.buffer(name)
-        shape, dtype = buffer.array_shape(self._sizes), buffer.element_type(self._dtype, self._sizes)
+    def stored(name: str) -> Array:
+        if name in kept:
+            return kept[name]
+        buffer = spec.buffer(name)
+        shape, element_type = buffer.array_shape(sizes), buffer.element_type(dtype, sizes)
         if buffer.content is None:
-            made = make_input(buffer, shape, dtype, self._seed)
+            made = make_input(buffer, shape, element_type, seed)
         elif isinstance(buffer.content, InputFile):
-            made = buffer.content.read(name, shape, DTYPES[dtype])
+            made = buffer.content.read(name, shape, DTYPES[element_type])
         else:
-            scalars = {s.name: s.given(self._sizes, check=self._check) for s in self._spec.scalars if s.is_operand}
-            known: dict[str, Any] = {
-                **self._sizes,
-                **{each: np.asarray(value) if isinstance(value, tuple) else value for each, value in scalars.items()},
-            }
-            for used in buffer.content.inputs - known.keys():
-                type_of_used = self._spec.buffer(used).element_type(self._dtype, self._sizes)
-                known[used] = DTYPES[type_of_used].decode(self.stored(used))
-            values = buffer.content.values(known, shape, name, self._seed)
-            made = _encoded(name, values, DTYPES[dtype])
-        if name in self._used:
-            self._kept[name] = made
+            known: dict[str, Any] = {**sizes}
+            for scalar in spec.scalars:
+                if scalar.is_operand:
+                    value = scalar.given(sizes, check=check)
+                    known[scalar.name] = np.asarray(value) if isinstance(value, tuple) else value
+            for other in buffer.content.inputs - known.keys():
+                known[other] = DTYPES[spec.buffer(other).element_type(dtype, sizes)].decode(stored(other))
+            made = _encoded(name, buffer.content.values(known, shape, name, seed), DTYPES[element_type])
+        if name in used:
+            kept[name] = made
         return made
+
+    return stored
 
 
 def _encoded(name: str, values: Array, dtype: Dtype) -> Array:
@@ -142,7 +134,7 @@ def ragged_problem(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> di
 
 
 def expected_file(folder: Path, name: str, sizes: Mapping[str, int], seed: int, *, check: bool) -> Path:
-    """Return the path of the expected values of an output in the folder of a session; parameters as of `InputMaker`."""
+    """Return the path of the expected values of an output in a session's folder; parameters as of `input_maker`."""
     inputs = canonical_json([dict(sorted(sizes.items())), seed, check])
     return folder / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.npy"
 

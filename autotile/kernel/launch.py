@@ -13,7 +13,7 @@ import msgspec
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.model import Config, LaunchGeometry, Value
 from autotile.core.text import plural
-from autotile.errors import ConfigError, ProblemError, listing, nearest
+from autotile.errors import ConfigError, ProblemError
 from autotile.kernel.arguments import (
     Argument,
     BufferArgument,
@@ -237,6 +237,8 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
         if name in table.data:
             raise table.error(name, "the file has [[steps]], of which each has its own; remove this one")
     own_kinds = launch_kinds(document, kinds)
+    arrays = {n: a for n, a in passed.items() if isinstance(a, BufferArgument | WorkspaceArgument)}
+    written = {name: array for name, array in arrays.items() if array.is_written}
     steps = []
     entries = document.entries("steps")
     if len(entries) > MAX_STEPS:
@@ -250,13 +252,21 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
         names = table.entries("arguments") if "arguments" in table.data else [*passed]
         for name in names:
             table.check_known("arguments", name, tuple(passed))
+        swap = table.texts("swap", optional=True)
+        for name in swap:
+            table.check_known("swap", name, written, "is not a workspace or an array that the kernel writes")
+        if swap and len(swap) != 2:
+            raise table.error("swap", f"expected the names of two arrays, got {len(swap)}")
+        layouts = {(str(written[n].dtype), *(extent.canonical for extent in written[n].shape)) for n in swap}
+        if len(layouts) > 1:
+            raise table.error("swap", f"{swap[0]} and {swap[1]} differ in type or shape; declare both alike")
         step = Step(
             arguments=tuple(names),
             entry=_entry(table),
             launch=_launch(table, own_kinds),
             when=table.optional_expression("when", kinds, "boolean"),
             times=table.optional_expression("times", kinds),
-            swap=_swap(table, passed) if "swap" in table.data else (),
+            swap=swap,
             is_main=table.boolean("main", default=False),
         )
         steps.append(step)
@@ -290,22 +300,6 @@ def _entry(table: Table) -> str:
             f"'softmax<BLOCK, float>'; got {describe(entry)}",
         )
     return entry
-
-
-def _swap(table: Table, passed: Mapping[str, Argument]) -> tuple[str, ...]:
-    """Parse the names of two arrays of the same shape and type, that the kernel writes."""
-    known = {n: a for n, a in passed.items() if isinstance(a, BufferArgument | WorkspaceArgument) and a.is_written}
-    names = table.texts("swap")
-    for name in names:
-        if name not in known:
-            hint = f"{nearest(name, known)} (known: {listing(known)})"
-            raise table.error("swap", f"{name[:60]!r} is not a workspace or an array that the kernel writes{hint}")
-    if len(names) != 2:
-        raise table.error("swap", f"expected the names of two arrays, got {len(names)}")
-    layouts = {(str(known[n].dtype), *(extent.canonical for extent in known[n].shape)) for n in names}
-    if len(layouts) > 1:
-        raise table.error("swap", f"{names[0]} and {names[1]} differ in type or shape; declare both alike")
-    return names
 
 
 def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:

@@ -119,7 +119,20 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     """
     if held := held_kernel(name):
         return held
-    path = _find(str(name), folders if folders is not None else read_settings().kernel_folders)
+    name, folders = str(name), folders if folders is not None else read_settings().kernel_folders
+    path = find_file(name, folders)
+    if path is None or path.suffix != ".toml":
+        if is_path(name):
+            raise UnknownKernelError(f"no search-space file {name!r}: expected the path of a .toml file that exists")
+        if find_file(name, read_settings().operation_folders) is not None:
+            raise UnknownKernelError(f"{name} is an operation, not a kernel; name one of its kernels")
+        names = kernel_names(folders)
+        import difflib  # needed for errors only
+
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."
+        mine = "To use a kernel of your own, give path/to/mine.toml"
+        raise UnknownKernelError(f"no kernel named {name!r}; {hint} {mine}")
     text, shown = read_text(path, "search-space file"), str(path)
     path = path.absolute()  # the template is compiled later, maybe from another working directory
     last = _read.get(path)
@@ -232,19 +245,3 @@ def find_file(name: str, folders: Sequence[Path]) -> Path | None:
     if is_path(name):
         paths = [Path(os.path.expanduser(name))]  # noqa: PTH111 - Path.expanduser raises where there is no such user
     return next(filter(is_file, paths), None)
-
-
-def _find(name: str, folders: Sequence[Path]) -> Path:
-    path = find_file(name, folders)
-    if path is not None and path.suffix == ".toml":
-        return path
-    if is_path(name):
-        raise UnknownKernelError(f"no search-space file {name!r}: expected the path of a .toml file that exists")
-    if find_file(name, read_settings().operation_folders) is not None:
-        raise UnknownKernelError(f"{name} is an operation, not a kernel; name one of its kernels")
-    names = kernel_names(folders)
-    import difflib  # needed for errors only
-
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known kernels: {', '.join(names)}."
-    raise UnknownKernelError(f"no kernel named {name!r}; {hint} To use a kernel of your own, give path/to/mine.toml")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +27,7 @@ from autotile.kernel.library import Kernel, find_file, is_path, kernel_names, lo
 from autotile.kernel.parser import KERNEL_NAME, NAME_RULE, parse_defaults, parse_dtypes
 from autotile.kernel.problem import completed_problem
 from autotile.kernel.sources import read_text
-from autotile.kernel.table import Table, describe, read_document
+from autotile.kernel.table import Table, read_document
 from autotile.settings import read_settings
 
 LIBRARIES = ("cublas",)
@@ -181,9 +180,7 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
             )
     every = {**sizes, **flags, **conditions}
     kinds: dict[str, Kind] = {name: "boolean" if name in {*flags, *conditions} else "number" for name in every}
-    name = table.text("name")
-    if re.fullmatch(KERNEL_NAME, name) is None:
-        raise table.error("name", f"expected {NAME_RULE}; got {describe(name)}")
+    name = table.matching("name", KERNEL_NAME, NAME_RULE)
     content = [name, *(f"{size}={value}" for size, value in {**sizes, **flags}.items()), *dtypes]
     operation = Operation(
         name=name,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value
-from autotile.errors import SpecError, listing, nearest
-from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments
+from autotile.errors import SpecError
+from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
@@ -97,7 +97,11 @@ def parse_spec(
     problem = ProblemSection({**sizes, **flags}, ragged, tuple(flags), dtypes)
     own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
     all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}
-    computed = _computed(document.table("computed", optional=True), functions or {})
+    values, computed = document.table("computed", optional=True), []
+    for name in values.data:
+        values.check_identifier(name)
+        kind, function = values.choice(name, ("number", "string")), (functions or {}).get(name)
+        computed.append(Computed(PREFIX + name, kind, function, values.location(name)))
     names = [parameter.name for parameter in parameters]
     rules = _rules(document.table("rules", optional=True), all_kinds, predicates or {}, names)
     heuristics_table = document.table("heuristics", optional=True)
@@ -159,7 +163,7 @@ def parse_spec(
         score_kinds=scored,
         source=source,
         text=text,
-        computed=computed,
+        computed=tuple(computed),
         folder=folder,
     )
     for argument in arguments:
@@ -236,18 +240,6 @@ def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parame
     return ProblemSection(sizes, ragged, problem.flags, problem.dtypes, kinds)
 
 
-def _computed(table: Table, functions: Mapping[str, ConfigFunction]) -> tuple[Computed, ...]:
-    kinds: Mapping[str, Kind] = {"number": "number", "string": "string"}
-    found = []
-    for name in table.data:
-        table.check_identifier(name)
-        kind = table.text(name)
-        if kind not in kinds:
-            raise table.error(name, f"expected 'number' or 'string', got {describe(kind)}")
-        found.append(Computed(PREFIX + name, kinds[kind], functions.get(name), table.location(name)))
-    return tuple(found)
-
-
 def _rules(
     table: Table,
     kinds: Mapping[str, Kind],
@@ -309,8 +301,7 @@ def parse_dtypes(table: Table) -> tuple[str, ...]:
             hint = "use the type of its components here, and declare buffers of vectors with their type"
             raise table.error("dtypes", f"{name!r} is a vector; {hint}")
         if name not in scalars:
-            hint = f"{nearest(name, scalars)} (known: {listing(scalars)})"
-            raise table.error("dtypes", f"{name[:60]!r} is not accepted{hint}")
+            raise table.error("dtypes", f"{name[:60]!r} is not accepted{type_hint(name, scalars)}")
         if chosen.count(name) > 1:
             raise table.error("dtypes", f"{name!r} is listed twice; remove one")
     return chosen or ("float32",)
@@ -330,8 +321,6 @@ def _work(table: Table, problem: ProblemSection) -> Work:
     if unit is not None:
         from autotile.core.ceilings import ARITHMETIC, UNITS
 
-        if unit not in (known := (*UNITS, *ARITHMETIC)):
-            hint = f"{nearest(unit, known)} ({listing(known)})"
-            raise table.error("unit", f"{unit[:60]!r} is not an arithmetic unit{hint}")
+        table.check_known("unit", unit, (*UNITS, *ARITHMETIC), "is not an arithmetic unit")
     passes = table.whole_number("passes", minimum=1, maximum=1024) if "passes" in table.data else 1
     return Work(amounts.get("flops"), amounts.get("bytes"), unit, passes)

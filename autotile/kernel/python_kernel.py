@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.dtypes import dtype_name
+from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.text import plural
 from autotile.errors import InputError, SpecError, listing, nearest
 from autotile.kernel.expressions import Environment, Expression, Location, Node, is_keyword, python_source
 from autotile.kernel.functions import Operand
-from autotile.kernel.sources import global_functions
+from autotile.kernel.sources import global_functions, read_text
 from autotile.kernel.spec import ConfigFunction
 
 Predicate = Callable[..., Any]
@@ -84,7 +84,7 @@ class Buffer:
         shape = self.array.shape if self.shape is None and self.array is not None else self.shape
         table = {"buffer": _element_type(dtype), "shape": listed(shape), "access": self.access}
         given = {"init": self.init, "constant": self.constant, "restore": self.restore or None}
-        return table | _present(given) | dict(self.options)
+        return _table(table, given, self.options)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Scalar:
     def to_table(self) -> dict[str, Any]:
         """Return the argument as in a search-space file."""
         table = {"scalar": _element_type(self.dtype), "value": self.value}
-        return table | _present({"check": self.check}) | dict(self.options)
+        return _table(table, {"check": self.check}, self.options)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,14 @@ class Scratch:
     def to_table(self) -> dict[str, Any]:
         """Return the argument as in a search-space file."""
         table = {"workspace": _element_type(self.dtype), "shape": listed(self.shape)}
-        return table | _present({"init": self.init}) | dict(self.options)
+        return _table(table, {"init": self.init}, self.options)
+
+
+def _table(required: dict[str, Any], optional: Mapping[str, Any], options: Any) -> dict[str, Any]:
+    """Return the table of an argument, with those of the optional entries that are not None."""
+    if not isinstance(options, Mapping):
+        raise InputError(f"options is {options!r:.60}, expected further keys of the argument, as in {{'pass': False}}")
+    return required | _present(optional) | dict(options)
 
 
 def _present(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +164,8 @@ def as_array(value: Any) -> NDArray[Any] | None:
 def _element_type(dtype: Any) -> str:
     if isinstance(dtype, str):
         return dtype
-    name = dtype_name(dtype)
-    return name if name.isidentifier() else type(dtype).__name__
+    name = dtype_name(dtype) if dtype is not None else ""  # which NumPy takes for float64
+    return name if name in DTYPES else str(getattr(dtype, "__name__", dtype))
 
 
 def listed(value: Any) -> list[Any]:
@@ -340,9 +347,10 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             if holds is not None:
                 return bool(holds[0])
             where = ", ".join(f"{name} = {value!r}" for name, value in values.items())
+            given = ", given a mapping of all parameters as none of them is an argument" if takes_mapping else ""
             raise location.error(
-                f"{shown} raises {type(error).__name__}: {error}, where {where}; a rule must return True or False for "
-                "all values of its parameters"
+                f"{shown} raises {type(error).__name__}: {error}{given}, where {where}; a rule must return True or "
+                "False for all values of its parameters"
             ) from error
 
     def holds(env: Environment) -> Operand:
@@ -396,11 +404,13 @@ def build_document(
     kernel: Mapping[str, Any],
     problem: Mapping[str, Any],
     work: Mapping[str, Any],
-    sections: Mapping[str, Any],
+    checks: Mapping[str, Any],
+    sections: Mapping[str, Any] | None,
 ) -> PythonDocument:
     """Return the document for the arguments of `autotile.kernel`.
 
-    ``kernel``, ``problem`` and ``work`` are further keys of these sections; those that are None or empty are left out.
+    ``kernel``, ``problem``, ``work`` and ``checks`` are further keys of these sections, the last of the reference;
+    those that are None or empty are left out.
     Raise `InputError` if an argument has a type that no search-space file could hold.
     """
     text, template = _source(source)
@@ -410,7 +420,7 @@ def build_document(
     # The identifier of the entry, without namespaces and templates, names a kernel that is given no name.
     words = re.findall(r"[A-Za-z]\w*", first.partition("<")[0])
     name = str(name) if name is not None else words[-1] if words else "kernel"
-    code = text if text is not None else template.read_text(errors="replace") if template is not None else ""
+    code = text if text is not None else read_text(template, "source") if template is not None else ""
     given = _named_arguments(arguments, first, code, name, has_steps=entry is None)
     arrays: dict[str, NDArray[Any]] = {}
     tables = {key: _argument(key, value, name, arrays) for key, value in given.items()}
@@ -429,11 +439,13 @@ def build_document(
         "launch": launched,
         "steps": [_launch(step, name) for step in steps],
         "arguments": tables,
-        "reference": _reference(reference, tables, launched, arrays),
+        "reference": _reference(reference, tables, launched, arrays, name),
         "work": _given(work),
     }
-    for key, table in _mapping(sections, "sections", name).items():
+    sections = _mapping(sections, "sections", name)
+    for key, table in sections.items():
         document[key] = {**document.get(key, {}), **_mapping(table, key, name)}
+    document["reference"] |= _present(checks)
     kept = (*_REQUIRED, *([] if steps else ["launch"]), *sections)
     plain = {key: _plain(table, key, name) for key, table in document.items() if table or key in kept}
     function = reference if callable(reference) else None
@@ -497,8 +509,11 @@ def parameter_names(source: str, entry: str) -> tuple[str, ...]:
     return tuple(name for name, _ in next(found, ()))
 
 
-def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], key: str, kernel: str) -> str:
     """Add an array, and return the name of its file, which tells its content apart from others."""
+    if dtype_name(array.dtype) not in DTYPES:
+        cure = f"convert it with astype() to one of {listing(DTYPES)}, in the byte order of this machine"
+        raise SpecError(f"an array of the type {array.dtype}; {cure}", source=python_source(kernel), key=key)
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
     digest.update(np.ascontiguousarray(array).data)
     file = f"{name}-{digest.hexdigest()[:16]}.npy"
@@ -510,12 +525,13 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
     """Return the table of an argument; the content of an array is added to ``arrays``."""
     if isinstance(value, Mapping):
         return dict(value)
+    key = f"arguments[{name!r}]"
     if as_array(value) is not None:
         value = Buffer(value)
     if isinstance(value, Buffer):
         table, array = value.to_table(), value.array
         if array is not None and value.access != "out":
-            table |= {"file": _file_of(name, array, arrays), "whole": True}
+            table |= {"file": _file_of(name, array, arrays, key, kernel), "whole": True}
         return table
     if isinstance(value, Scalar | Scratch):
         return value.to_table()
@@ -525,7 +541,7 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
         f"expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file; got "
         f"a {type(value).__name__}",
         source=python_source(kernel),
-        key=f"arguments[{name!r}]",
+        key=key,
     )
 
 
@@ -567,6 +583,7 @@ def _reference(
     arguments: Mapping[str, Mapping[str, Any]],
     launch: Mapping[str, Any],
     arrays: dict[str, NDArray[Any]],
+    kernel: str,
 ) -> dict[str, Any]:
     """Return ``[reference]`` for any of the forms that `autotile.kernel` accepts."""
     written = [name for name, table in arguments.items() if table.get("access") in ("out", "inout")]
@@ -583,9 +600,11 @@ def _reference(
     elif not reference.keys() & {"outputs", "kernel", "function", "verify"} or reference.keys() & set(written):
         reference = {"outputs": reference}
     outputs: dict[str, Any] = {}
-    for name, value in reference.get("outputs", {}).items():
-        array = as_array(value)
-        outputs[name] = value if array is None else {"file": _file_of(f"expected-{name}", array, arrays)}
+    key = "reference['outputs']"
+    for name, value in _mapping(reference.get("outputs"), key, kernel).items():
+        if (array := as_array(value)) is not None:
+            value = {"file": _file_of(f"expected-{name}", array, arrays, f"{key}[{name!r}]", kernel)}  # noqa: PLW2901
+        outputs[name] = value
     return {**reference, "outputs": outputs} if outputs else dict(reference)
 
 

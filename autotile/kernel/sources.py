@@ -610,8 +610,9 @@ class OwnSources:
         if not os.path.isdir(folder):  # noqa: PTH112 - never raises
             return
         folder = folder.resolve()
-        if any(_is_below(folder, tree) for tree in self._trees):
-            return
+        for tree in self._trees:  # a walk of one has met the folder
+            if folder.is_relative_to(tree) and not any(map(_is_hidden, folder.relative_to(tree).parts)):
+                return
         self._trees.add(folder)
         limits = (_MAX_LIBRARY_ENTRIES, _MAX_LIBRARY_BYTES) if are_headers else (_MAX_TREE_ENTRIES, _MAX_TREE_BYTES)
         max_entries, max_bytes = limits
@@ -747,11 +748,6 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"
 
 
-def _is_below(folder: Path, tree: Path) -> bool:
-    """Return True if a walk of the tree meets the folder."""
-    return folder.is_relative_to(tree) and not any(_is_hidden(name) for name in folder.relative_to(tree).parts)
-
-
 def _too_large(folder: Path, limit: str) -> InputError:
     return InputError(
         f"a macro names a file that the template includes, so that all files below {folder} count as its source, and "
@@ -775,7 +771,10 @@ def check_source(spec: KernelSpec, source: str) -> None:
     for buffer in spec.buffers:
         name = buffer.constant.rpartition("::")[2]
         if name and not re.search(rf"\b{name}\b", source) and not re.search(r'#\s*include\s*"', source):
-            hint = f"declare it as in __constant__ {buffer.dtype} {name}[...];"
+            from autotile.core.dtypes import DTYPES  # imports NumPy, which compile workers do without
+
+            dtype = DTYPES.get(buffer.dtype.chosen)
+            hint = f"declare it as in __constant__ {dtype.c_type if dtype else 'DTYPE'} {name}[...];"
             raise InputError(f"{spec.source}: {buffer.name}: the template has no variable {buffer.constant}; {hint}")
 
 

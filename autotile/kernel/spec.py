@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
 from autotile.core.model import Value, config_text
 from autotile.core.text import html_of, plural
-from autotile.errors import ConfigError, SpecError, nearest
+from autotile.errors import ConfigError, SpecError
 from autotile.kernel.arguments import (
     Argument,
     BufferArgument,
@@ -93,6 +94,7 @@ _ATTACHED = r"-[IDULl](?!ineinfo\b)"
 _OPTION = r"(?as)-{1,2}([A-Za-z][\w-]*)(?:=(.*))?"
 _SAFE_VALUE = r"(?a)[\w.,+:%-]*"
 _FILE_NAME = r"(?a)\w[\w.-]*"
+_CPP_LITERAL = r"(['\"])(\\.|(?!\1)[^\\])*\1"
 _PLACEHOLDER = r"\{([^{}]*)\}"
 _MAX_TEXT = 1000
 _MISSPELLED = 0.9
@@ -121,7 +123,7 @@ class Build(msgspec.Struct, frozen=True):
         """
         found: list[str] = []
         for text, pieces in self.options.items():
-            values = (piece if isinstance(piece, str) else _value(piece, names) for piece in pieces)
+            values = (piece if isinstance(piece, str) else piece.value(names) for piece in pieces)
             filled = "".join(str(value).lower() if isinstance(value, bool) else macro_text(value) for value in values)
             try:
                 found += _normalized(filled)
@@ -134,7 +136,7 @@ class Build(msgspec.Struct, frozen=True):
 
     def macros(self, names: Mapping[str, Value]) -> dict[str, str]:
         """Return the texts of the further macros."""
-        return {name: v if isinstance(v, str) else macro_text(_value(v, names)) for name, v in self.defines.items()}
+        return {name: v if isinstance(v, str) else macro_text(v.value(names)) for name, v in self.defines.items()}
 
     def meaning(self) -> dict[str, object]:
         """Return the part of `autotile.database.keys.space_hash` besides the options; empty at the defaults."""
@@ -176,10 +178,10 @@ def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str])
         if not isinstance(value, str) or len(value) > _MAX_TEXT or (value and not value.isprintable()):
             expected = "expected one line of text, such as 'N', '1e-5f' or 'float4'"
             raise table.error(name, f"{expected}; got {describe(value)}")
-        try:
-            defines[name] = parse_expression(value, kinds, table.location(name))
-        except SpecError:
-            defines[name] = value
+        defines[name] = value
+        if re.fullmatch(_CPP_LITERAL, value) is None:
+            with suppress(SpecError):
+                defines[name] = parse_expression(value, kinds, table.location(name))
     return Build(options, defines, compiler)
 
 
@@ -247,14 +249,6 @@ def _normalized(text: str) -> Iterator[str]:
             yield words[0].partition("=")[0]
     elif name != "maxrregcount" or value != "0":  # which is no limit, as for nvcc
         yield words[0]
-
-
-def _value(expression: Expression, names: Mapping[str, Value]) -> Value:
-    value = expression.evaluate(names)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{expression.text!r} is not finite")
-    found: Value = value.item() if hasattr(value, "item") else value
-    return found
 
 
 KERNEL_KEYS = ("template", "block", "grid", "dynamic_smem_bytes", "defines", "arguments", "element_type")
@@ -330,8 +324,7 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
     names, known = kernel.arguments, [argument.name for argument in arguments]
     if names is not None:
         for name in names:
-            if name not in known:
-                raise table.error("arguments", f"{name[:60]!r} is not an argument of the kernel: {', '.join(known)}")
+            table.check_known("arguments", name, known, "is not an argument of the kernel")
         for buffer in arguments_of_kind(arguments, BufferArgument):
             if buffer.is_written and buffer.name not in names:
                 raise table.error("arguments", f"the buffer {buffer.name!r} is written by the kernel; add it")
@@ -505,8 +498,7 @@ def parse_reference(
     tolerance, tolerances = _tolerances(table, written)
     unchecked = table.texts("unchecked", optional=True)
     for name in unchecked:
-        if name not in written:
-            raise table.error("unchecked", f"{name[:60]!r} is no buffer that is written{nearest(name, written)}")
+        table.check_known("unchecked", name, written, "is no buffer that is written")
     comparison = table.text("comparison") if "comparison" in table.data else None
     if comparison is not None and form == "verify":
         raise table.error("comparison", "there are no expected values to compare with; remove comparison")
@@ -581,23 +573,17 @@ def _outputs(
 
 def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[str, Tolerance]]:
     """Parse ``tolerance``: a number for all outputs, or a table of those of single outputs."""
-
-    def positive(table: Table, name: str) -> float:
-        value = table.number(name)
-        if value <= 0:
-            raise table.error(name, f"expected a number above 0, got {value}")
-        return value
-
-    if "tolerance" not in table.data:
-        return None, {}
-    if not isinstance(table.data["tolerance"], dict):
-        return positive(table, "tolerance"), {}
-    entries = table.table("tolerance")
-    entries.allow(written)
+    is_single = not isinstance(table.data.get("tolerance", {}), dict)
+    entries = table if is_single else table.table("tolerance", optional=True)
+    if not is_single:
+        entries.allow(written)
     found: dict[str, Tolerance] = {}
-    for name in entries.data:
+    for name in ("tolerance",) if is_single else entries.data:
         if not isinstance(entries.data[name], dict):
-            found[name] = Tolerance(positive(entries, name))
+            value = entries.number(name)
+            if value <= 0:
+                raise entries.error(name, f"expected a number above 0, got {value}")
+            found[name] = Tolerance(value)
             continue
         entry = entries.table(name)
         entry.allow(("absolute", "relative"))
@@ -605,7 +591,7 @@ def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[st
         if not values or min(values.values()) < 0 or max(values.values()) == 0:
             raise entries.error(name, "expected absolute, relative, or both, from 0, and one of them above 0")
         found[name] = Tolerance(values.get("relative", 0.0), values.get("absolute", 0.0), is_elementwise=True)
-    return None, found
+    return (found["tolerance"].relative, {}) if is_single else (None, found)
 
 
 _MEASURED_NAMES = (
@@ -770,7 +756,8 @@ class KernelSpec:
     work: Work
     objective: Objective | None
     """Quantity that a search minimises or maximises; None for the time."""
-    metrics: tuple[Metric, ...]
+    metrics: Mapping[str, ArrayExpression]
+    """Values that are computed for each trial; one may use those before it."""
     score_kinds: Mapping[str, Kind]
     """Kind of each size, flag, and parameter that objectives and metrics may use."""
     source: str
@@ -862,13 +849,6 @@ class KernelSpec:
     tensor_maps = cached_property(lambda self: arguments_of_kind(self.arguments, TensorMapArgument))
 
 
-class Metric(NamedTuple):
-    """A named value that is computed for each trial."""
-
-    name: str
-    expression: ArrayExpression
-
-
 class Objective(NamedTuple):
     """Quantity that a search minimises or maximises instead of the time."""
 
@@ -876,27 +856,25 @@ class Objective(NamedTuple):
     maximize: bool = False
 
 
-def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> tuple[Metric, ...]:
+def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
     """Parse ``[metrics]``; a metric may use those before it."""
     check_names(table, what="a metric", taken={**taken, **dict.fromkeys(MEASURED, "a measured value")})
-    names = list(table.data)
-    return tuple(
-        Metric(name, parse_score(table.text(name, multiline=True), names[:number], kinds, table.location(name)))
-        for number, name in enumerate(names)
-    )
+    found: dict[str, ArrayExpression] = {}
+    for name in table.data:
+        found[name] = parse_score(table.text(name, multiline=True), found, kinds, table.location(name))
+    return found
 
 
-def parse_objective(table: Table, metrics: Sequence[Metric], kinds: Mapping[str, Kind]) -> Objective | None:
+def parse_objective(table: Table, metrics: Iterable[str], kinds: Mapping[str, Kind]) -> Objective | None:
     """Parse ``[objective]``; None if the section is empty."""
     table.allow(("value", "maximize"))
     if not table.data:
         return None
-    names = [metric.name for metric in metrics]
-    expression = parse_score(table.text("value", multiline=True), names, kinds, table.location("value"))
+    expression = parse_score(table.text("value", multiline=True), metrics, kinds, table.location("value"))
     return Objective(expression, table.boolean("maximize", default=False))
 
 
-def parse_score(text: str, metrics: Sequence[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:
+def parse_score(text: str, metrics: Iterable[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:
     """Parse an expression over measured values, metrics, and the names in ``kinds``."""
     return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location)
 

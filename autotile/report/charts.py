@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, pairwise
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ from autotile.report.theme import (
     load_plotly,
     log_axis,
     measured_text,
-    merged,
+    panels,
     points,
     with_units,
 )
@@ -119,9 +119,8 @@ def finals_chart(study: StudyData) -> Chart:
         for one in chosen:
             ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
             hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
-            marks.append((one.times_us[0], finalist_label(one), hover))
-        bounds = error_bars([one.times_us for one in chosen], color=color, thickness=3, width=7)
-        traces += points(marks, name=name, symbol=symbol, color=color, size=8, width=2, error_x=bounds)
+            marks.append((one.times_us, finalist_label(one), hover))
+        traces += points(marks, name=name, symbol=symbol, color=color, size=8, width=2)
     band = {"x0": low, "x1": high, "y0": 0, "y1": 1, "xref": "x", "yref": "paper", "layer": "below"}
     made = figure(
         traces,
@@ -146,7 +145,7 @@ def finals_chart(study: StudyData) -> Chart:
         (
             finalist_label(one),
             bare_time(one.trial),
-            interval_text(*one.times_us[1:]),
+            interval_text(one.trial.measurement),
             f"{one.ratio.value:.4f} ({one.ratio.low:.4f} to {one.ratio.high:.4f})" if one.ratio else NOTHING,
             config_text(one.trial.config),
         )
@@ -184,55 +183,42 @@ _MEASURES = {
 
 def limits_chart(study: StudyData) -> Chart:
     """Return the limits of the best configurations: registers, shared memory, occupancy, waves, spills, roofline."""
-    trials = best_trials(study)
-    title = f"Resources of the best {len(trials)}, and how near they are to the limit"
-    measured = [_measures(study, trial) for trial in trials]
-    known = [name for name in _MEASURES if any(values[name] for values in measured)]
+    found = []  # place, trial, its measures, what limits its occupancy, and its bound
+    for place, trial in enumerate(best_trials(study), start=1):
+        limited = ", ".join(trial.occupancy.limited_by).replace("_", " ") if trial.occupancy is not None else ""
+        found.append((f"#{place}", trial, _measures(study, trial), limited, study.bound(trial)))
+    title = f"Resources of the best {len(found)}, and how near they are to the limit"
+    known = [name for name in _MEASURES if any(values[name] for _, _, values, _, _ in found)]
     if not known:
         return Chart("limits", title, None, "No resources of the best configurations are stored.")
-    columns = min(3, len(known))
-    lines = math.ceil(len(known) / columns)
-    grid = _panels(
-        lines,
-        columns,
-        [_MEASURES[name] for name in known],
-        height=60 + lines * (70 + 17 * len(trials)),
-        top=36,
-        x={"rangemode": "tozero", "nticks": 4},
-        y={"autorange": "reversed", "showgrid": False, "type": "category"},
-        shared_yaxes=True,
-        vertical_spacing=0.2,
-    )
-    grid.update_layout(bargap=0.25)
-    limited = [", ".join(trial.occupancy.limited_by) if trial.occupancy is not None else "" for trial in trials]
-    bounds = [study.bound(trial) for trial in trials]
-    places = [f"#{place}" for place in range(1, len(trials) + 1)]
+    columns, parts = min(3, len(known)), []
     hover = [
         hover_text(
             f"{place}  {measured_text(trial)}",
-            f"occupancy limited by {by.replace('_', ' ')}" if by else "",
+            f"occupancy limited by {by}" if by else "",
             with_units(bound.text) if bound is not None else "",
             config_text(trial.config),
         )
-        for place, trial, by, bound in zip(places, trials, limited, bounds, strict=True)
+        for place, trial, _, by, bound in found
     ]
     for index, name in enumerate(known):
         trace = load_plotly().Bar(
-            y=places,
-            x=[values[name] for values in measured],
+            y=[place for place, *_ in found],
+            x=[values[name] for _, _, values, _, _ in found],
             orientation="h",
-            marker={"color": [ACCENT, *[SOFT] * (len(trials) - 1)]},
+            marker={"color": [ACCENT, *[SOFT] * (len(found) - 1)]},
             hovertext=hover,
             hoverinfo="text",
         )
-        place = {"row": index // columns + 1, "col": index % columns + 1}
-        grid.add_trace(trace, **place)
-        if name in ("occupancy", "share"):
-            grid.update_xaxes(range=[0, 105], **place)
-    by = f"; its occupancy is limited by {limited[0].replace('_', ' ')}" if limited[0] else ""
-    first = bounds[0]
+        x = {"rangemode": "tozero", "nticks": 4, "range": [0, 105] if name in ("occupancy", "share") else None}
+        y = {"autorange": "reversed", "showgrid": False, "type": "category", "showticklabels": index % columns == 0}
+        parts.append((_MEASURES[name], trace, x, y))
+    height = 60 + math.ceil(len(known) / columns) * (60 + 17 * len(found))
+    made = panels(parts, columns=columns, height=height, bargap=0.25)
+    *_, limited, first = found[0]
+    by = f"; its occupancy is limited by {limited}" if limited else ""
     summary = f"The best reaches {with_units(first.text)}{by}." if first is not None else f"Places are by time{by}."
-    if all(trial.resources is not None and not trial.resources.spill_bytes for trial in trials):
+    if all(trial.resources is not None and not trial.resources.spill_bytes for _, trial, *_ in found):
         summary += " None of them spills registers."
     rows = [
         (
@@ -242,10 +228,10 @@ def limits_chart(study: StudyData) -> Chart:
             by,
             config_text(trial.config),
         )
-        for place, trial, values, by in zip(places, trials, measured, limited, strict=True)
+        for place, trial, values, by, _ in found
     ]
     headings = ("place", f"time, {MICRO_S}", *_MEASURES.values(), "occupancy limited by", "configuration")
-    return Chart("limits", title, grid, summary, ResultTable(headings, rows))
+    return Chart("limits", title, made, summary, ResultTable(headings, rows))
 
 
 def _measures(study: StudyData, trial: Trial) -> dict[str, float | None]:
@@ -263,30 +249,6 @@ def _measures(study: StudyData, trial: Trial) -> dict[str, float | None]:
     if (bound := study.bound(trial)) is not None:
         found["share"] = 100 * bound.share
     return found
-
-
-def _panels(
-    lines: int,
-    columns: int,
-    titles: Sequence[str],
-    *,
-    height: int,
-    top: int,
-    x: Mapping[str, Any],
-    y: Mapping[str, Any],
-    **options: Any,
-) -> Any:
-    """Return a figure of several panels with titles, in the style of all figures."""
-    load_plotly()
-    from plotly.subplots import make_subplots
-
-    grid = make_subplots(lines, columns, subplot_titles=titles, **options)
-    common = figure([], height=height, x=x, y=y, margin={"t": top}).layout.to_plotly_json()
-    placed = grid.layout.to_plotly_json()
-    notes = [merged(note, {"font": {"size": 12, "color": MUTED}}) for note in placed["annotations"]]
-    axes = {name: merged(own, common[f"{name[0]}axis"]) for name, own in placed.items() if name[1:].startswith("axis")}
-    grid.layout = {**common, **placed, **axes, "annotations": notes}
-    return grid
 
 
 def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "trials") -> Chart:
@@ -312,15 +274,13 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
         (drawn & timed & (outcomes == str(Outcome.PRUNED)), "dropped as slow", "circle-open", FAINT, scores),
         (drawn & ~timed, "failed", "x-thin-open", MUTED, above),
     ):
-        hover = []
+        marks = []
         for index in np.flatnonzero(chosen).tolist():
             trial = study.trials[index].trial
             failed = f"{str(trial.outcome).replace('_', ' ')}: {trial.reason}" if not trial.outcome.has_time else ""
             lines = (f"trial {index + 1:,}", measured_text(trial), failed, config_text(trial.config))
-            hover.append(hover_text(*lines))
-        if hover:
-            marks = {"mode": "markers", "marker": {"symbol": symbol, "color": color, "size": 6}}
-            traces.append(go.Scatter(x=xs[chosen], y=ys[chosen], name=text, hovertext=hover, hoverinfo="text", **marks))
+            marks.append((xs[index], ys[index], hover_text(*lines)))
+        traces += points(marks, name=text, symbol=symbol, color=color, size=6)
     line = {"color": ACCENT, "width": 2.5, "shape": "hv"}
     traces.append(go.Scatter(x=xs, y=best, mode="lines", line=line, name="best so far", hoverinfo="skip"))
     expected, stopped = "", study.summary.stopped
@@ -413,6 +373,11 @@ def timed_trials(study: StudyData) -> list[Trial]:
     return sorted((trial for trial in timed if trial.config.keys() == names), key=lambda trial: trial.cost or 0.0)
 
 
+def times_of(trials: Sequence[Trial]) -> NDArray[np.float64]:
+    """Return times in microseconds, NaN for none; shape (trials,)."""
+    return np.array([trial.time_us for trial in trials], np.float64)
+
+
 def coded(trials: Sequence[Trial], name: str) -> tuple[tuple[Value, ...], NDArray[np.int64]]:
     """Return the values that a parameter had, numbers in ascending order, and the place of that of each trial."""
     typed = [(type(value), value) for value in (trial.config[name] for trial in trials)]  # True equals 1
@@ -433,7 +398,7 @@ def importance_chart(study: StudyData, effects: Effects | None = None) -> Chart:
     made = bars(
         [label(one.parameter, 24) for one in shown],
         [100 * one.share for one in shown],
-        x={"title": "share of the variance of log time, %", "range": [0, 1.25 * top]},
+        x={"title": "share of the variance of log(time), %", "range": [0, 1.25 * top]},
         color=[ACCENT if one.matters else FAINT for one in shown],
         text=[f"{100 * one.share:.0f} %" if one.matters else "no effect seen" for one in shown],
         hover=[
@@ -458,7 +423,7 @@ def time_by_parameter_chart(study: StudyData, name: str) -> Chart:
         return Chart(chart, title, None, f"No trial with a time states {name}.")
     values, codes = coded(timed, name)
     values = values[:_MAX_VALUES]
-    times_us = np.array([trial.time_us or math.nan for trial in timed])
+    times_us = times_of(timed)
     times = [times_us[codes == place] for place in range(len(values))]
     quantiles = [np.quantile(each, (0.0, 0.25, 0.5, 0.75, _SLOWEST)).tolist() for each in times]
     fastest, lower, median, upper, slowest = (list(column) for column in zip(*quantiles, strict=True))
@@ -507,15 +472,13 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
     timed = timed_trials(study)
     if x is None or y is None:
         varied = [each for each in study.parameters if timed and len(coded(timed, each)[0]) > 1]
-        order = [each for each in ordered(varied, study_effects(study)) if each not in (x, y)]
-        x = x if x is not None else order.pop(0) if order else None
-        y = y if y is not None else order.pop(0) if order else None
+        others = (each for each in ordered(varied, study_effects(study)) if each not in (x, y))
+        x, y = (given if given is not None else next(others, None) for given in (x, y))
     if not timed or x is None or y is None or not {x, y} <= set(study.parameters):
         return Chart(name, title, None, "Fewer than two parameters were varied.")
     (columns, across), (lines, down) = coded(timed, x), coded(timed, y)
     found = np.full((len(lines), len(columns)), np.nan)
-    for trial, line, column in zip(reversed(timed), down[::-1], across[::-1], strict=True):  # the fastest last
-        found[line, column] = trial.time_us or math.nan
+    np.fmin.at(found, (down, across), times_of(timed))
     found, columns, lines = found[:_MAX_VALUES, :_MAX_VALUES], columns[:_MAX_VALUES], lines[:_MAX_VALUES]
     heat = load_plotly().Heatmap(
         x=[label(value, 14) for value in columns],
@@ -527,6 +490,7 @@ def heat_map_chart(study: StudyData, x: str | None = None, y: str | None = None)
         colorbar={
             "title": {"text": f"best, {MICRO_S}", "font": {"color": MUTED, "size": 12}},
             "tickfont": {"color": MUTED},
+            "separatethousands": True,
             "outlinewidth": 0,
             "thickness": 12,
         },
@@ -563,7 +527,7 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
     if len(timed) > _MAX_LINES:
         rest = np.linspace(_MAX_LINES // 4, len(timed) - 1, 3 * _MAX_LINES // 4).astype(np.int64)
         drawn = np.concatenate([drawn[: _MAX_LINES // 4], np.unique(rest)])
-    times = np.array([trial.time_us or math.nan for trial in timed])[drawn]
+    times = times_of(timed)[drawn]
     dimensions: list[dict[str, Any]] = []
     for parameter, (listed, codes) in varied.items():
         every = math.ceil(len(listed) / 16)
@@ -773,9 +737,7 @@ def drift_chart(study: StudyData) -> Chart:
     if not known:
         reason = "replayed from a recording" if study.key.source == "replayed" else "without telemetry"
         return Chart(name, title, None, f"The times are {reason}, so that no drift, clock or power is known.")
-    height = 80 + 120 * len(known)
-    spacing = {"shared_xaxes": True, "vertical_spacing": 0.09}
-    grid = _panels(len(known), 1, list(known), height=height, top=30, x={}, y={"nticks": 4}, **spacing)
+    parts = []
     for row, (heading, values) in enumerate(known.items(), start=1):
         drawn = np.flatnonzero(np.isfinite(values))
         drawn = drawn[np.linspace(0, len(drawn) - 1, min(len(drawn), _MAX_POINTS)).astype(np.int64)]
@@ -787,8 +749,10 @@ def drift_chart(study: StudyData) -> Chart:
             hovertext=[hover_text(f"trial {i + 1:,}", f"{heading}: {values[i]:.6g}") for i in drawn.tolist()],
             hoverinfo="text",
         )
-        grid.add_trace(trace, row=row, col=1)
-    grid.update_xaxes(title_text="seconds of tuning", row=len(known))
+        is_last = row == len(known)
+        x = {"matches": "x" if row > 1 else None, "showticklabels": is_last}
+        parts.append((heading, trace, {**x, "title": {"text": "seconds of tuning"}} if is_last else x, {"nticks": 4}))
+    made = panels(parts, columns=1, height=80 + 120 * len(known))
     rows = [
         (heading, *(f"{value:,.5g}" for value in (np.nanmin(values), np.nanmedian(values), np.nanmax(values))))
         for heading, values in known.items()
@@ -800,7 +764,7 @@ def drift_chart(study: StudyData) -> Chart:
     limited = [limits for one in study.trials if (limits := one.trial.clock_limits)]
     names = " and ".join(dict.fromkeys(name for limits in limited for name in limits))
     note = f"During {plural(len(limited), 'trial')}, {names} lowered the clock." if limited else ""
-    return Chart(name, title, grid, summary, ResultTable(("", "minimum", "median", "maximum"), rows), note)
+    return Chart(name, title, made, summary, ResultTable(("", "minimum", "median", "maximum"), rows), note)
 
 
 def family_loss_chart(stored: StoredRule) -> Chart:
@@ -925,14 +889,14 @@ def operation_chart(operation: OperationData) -> Chart:
         x={"title": TIME_AXIS, "rangemode": "tozero"},
         color=[ACCENT, *[MUTED] * (len(timed) - 1)],
         hover=[hover_text(one.name, measured_text(one.trial), config_text(one.trial.config)) for one, _ in timed],
-        error_x=error_bars(times, color=INK, thickness=1.5),
+        error_x=error_bars(times, INK),
     )
     rows = [
         (
             one.name,
             "library" if one.is_library else "kernel",
             source_text(bare_time(one.trial), one.source),
-            interval_text(measured.low_us, measured.high_us),
+            interval_text(measured),
             f"{measured.time_us / times[0][0]:.4f}",
             config_text(one.trial.config) or NOTHING,
         )

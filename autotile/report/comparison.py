@@ -47,7 +47,6 @@ from autotile.report.theme import (
     MICRO_S,
     MUTED,
     Chart,
-    error_bars,
     figure,
     hover_text,
     label,
@@ -60,8 +59,9 @@ _MIN_SAMPLES = 6
 _MIN_COMMON = 6
 """Fewest configurations whose median ratio is stated, for the same reason."""
 
+_FAILS = "no configuration works in the other"
 _SUBJECT = ("kernel", "dtype", "sizes", "l2_mode")
-_LABELS = {
+KEY_LABELS = {
     "gpu_name": "GPU",
     "compute_capability": "compute capability",
     "sm_count": "SMs",
@@ -180,9 +180,9 @@ class UnmatchedStudy:
     fails: bool = False
 
     @property
-    def remark(self) -> str:
-        """Remark on the other database; empty for none."""
-        return "no configuration works in the other" if self.fails else ""
+    def cells(self) -> tuple[str, ...]:
+        """Columns of `study_columns`, its time, and a remark on the other database; empty for none."""
+        return *study_columns(self.key), _best_time(self.best), _FAILS if self.fails else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the study with its result."""
@@ -245,8 +245,9 @@ class DatabaseComparison(Result):
             of = "" if count == total else f" ({count} of {plural(total, 'problem')})"
             yield name, f"{a} {arrow} {b}{of}"
         if (clock := self.clock_ratio) is not None:
-            change = f"{percent_text(abs(clock - 1))} {'longer' if clock > 1 else 'less'}"
-            yield "clock", f"the reference kernel, which follows it, took {change} in B"
+            change, more = percent_text(abs(clock - 1)), "longer" if clock > 1 else "less"
+            took = "as long" if change == percent_text(0.0) else f"{change} {more}"
+            yield "clock", f"the reference kernel, which follows it, took {took} in B"
 
     def _left_out(self) -> list[tuple[str, str]]:
         text = f"{plural(self.superseded, 'study', 'studies')} of older versions"
@@ -280,8 +281,7 @@ class DatabaseComparison(Result):
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
                 columns = (f"only in {name}", *STUDY_HEADINGS[1:], f"{RIGHT}time", "remark")
-                rows_of_one = [(*study_columns(one.key), _best_time(one.best), one.remark or NOTHING) for one in only]
-                yield ResultTable(columns, rows_of_one, ("device",))
+                yield ResultTable(columns, [one.cells for one in only], ("device",))
 
     def to_json(self) -> dict[str, Any]:
         """Return everything."""
@@ -331,8 +331,8 @@ class DatabaseComparison(Result):
             page.add("problems", "Problems", page.data_table("comparison", (columns, rows)), link="Problems")
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
-                left = [(*study_columns(one.key), with_units(_best_time(one.best)), one.remark) for one in only]
-                table = static_table(("kernel", "problem", "device", "time", "remark"), left)
+                left = [tuple(map(with_units, one.cells)) for one in only]
+                table = static_table((*STUDY_HEADINGS, "time", "remark"), left)
                 heading = f"Only in {name}"
                 page.add(f"only-{name.lower()}", heading, table, link=heading)
         return page.html()
@@ -381,18 +381,16 @@ def changes_chart(found: DatabaseComparison) -> Chart:
     drawn = every if len(every) <= _MAX_DRAWN else [*every[:half], *every[-half:]]
     traces = []
     for verdict, (name, of_b, symbol, color) in _VERDICTS.items():
-        marks, changes = [], []
+        marks = []
         for text, (one, ratio) in drawn:
             if one.verdict == verdict:
                 a, b = (config_text(side.trial.config) or NOTHING for side in (one.a, one.b))
                 times = with_units(f"{_best_time(one.a)} -> {_best_time(one.b)}: {_change_text(ratio)}")
                 configs = [a] if one.same_config else [f"A: {a}", f"B: {b}"]
                 hover = hover_text(" ".join(one.columns[:2]), one.columns[2], times, *configs)
-                value, low, high = (100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
-                marks.append((value, text, hover))
-                changes.append((value, low, high))
-        bounds = error_bars(changes, color=color, thickness=2, width=5)
-        traces += points(marks, name=name + of_b, symbol=symbol, color=color, size=9, width=1.5, error_x=bounds)
+                change = tuple(100 * (each - 1) for each in (ratio.value, ratio.low, ratio.high))
+                marks.append((change, text, hover))
+        traces += points(marks, name=name + of_b, symbol=symbol, color=color, size=9, width=1.5)
     limit = found.limit
     lines = [(0.0, FAINT, "solid"), *([(100 * limit, INK, "dash")] if limit is not None else [])]
     across = {"type": "line", "y0": 0, "y1": 1, "yref": "paper"}
@@ -519,7 +517,7 @@ def _compared(
     for name, first, second in key_differences(a.key, b.key):
         if name not in _SUBJECT:
             digits = _HASH_DIGITS if name.endswith("_hash") else None
-            differences.append((_LABELS.get(name, name), first[:digits], second[:digits]))
+            differences.append((KEY_LABELS.get(name, name), first[:digits], second[:digits]))
     for name, field in (("driver", "driver"), ("autotile", "autotile_version"), ("host", "host")):
         if (first := getattr(a.run, field)) != (second := getattr(b.run, field)):
             differences.append((name, first, second))

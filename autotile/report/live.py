@@ -26,9 +26,9 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from autotile.core.argument_types import checked
-from autotile.core.documents import Moment, Whole, convert, encode_json
-from autotile.core.model import Trial, config_text
-from autotile.core.text import duration_text, outcomes_text, sizes_text, source_text, time_text
+from autotile.core.documents import Moment, Whole, attributes, convert, encode_json
+from autotile.core.model import config_text
+from autotile.core.text import duration_text, outcomes_text, sizes_text, time_text
 from autotile.core.timeline import MIN_PACE_STEPS, Pace
 from autotile.database.database import (
     Database,
@@ -132,7 +132,7 @@ class LiveSession(msgspec.Struct):
             "version": self.version,
             "kernel": key.kernel,
             "problem": f"{sizes_text(key.sizes)} {key.dtype}",
-            "device": source_text(key.gpu_name, key.source),
+            "device": key.device_label,
             "host": self.host,
             "database": self.location,
             "state": state,
@@ -349,12 +349,8 @@ class SessionDrawing:
         known, self._charts = self._charts, {}
         for chart in study_charts(study, _TIMED_PARAMETERS):
             texts = {
-                "name": chart.name,
-                "title": chart.title,
-                "summary": chart.summary,
-                "note": chart.note,
-                "headings": chart.table.headings,
-                "rows": chart.table.rows,
+                **attributes(chart, "name", "title", "summary", "note"),
+                **attributes(chart.table, "headings", "rows"),
             }
             figure = chart.figure.to_json().encode() if chart.figure is not None else b"null"
             words = msgspec.Raw(encode_json(texts).encode())
@@ -366,7 +362,7 @@ class SessionDrawing:
             (
                 f"{number:,}" + (" finals" if one.phase == "final" else ""),
                 str(one.trial.outcome),
-                _shown_time(one.trial),
+                with_units(time_text(one.trial.time_us, one.trial.source)),
                 config_text(one.trial.config),
                 one.trial.reason.partition("\n")[0],
             )
@@ -382,9 +378,9 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
     winner, default, speedup = study.winner, study.default, study.speedup
     if winner is not None:
         label = "best so far" if study.is_running else "winner"
-        yield label, f"{_shown_time(winner)}: {config_text(winner.config)}"
+        yield label, f"{with_units(time_text(winner.time_us, winner.source))}: {config_text(winner.config)}"
     if default is not None and default.time_us is not None:
-        yield "default", _shown_time(default)
+        yield "default", with_units(time_text(default.time_us, default.source))
     if speedup is not None:
         yield "speed-up", f"{speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     outcomes = Counter(one.trial.outcome for one in study.newest)
@@ -393,12 +389,6 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
     gpus = Counter(one.trial.gpu for one in study.newest if one.trial.gpu)
     if len(gpus) > 1:
         yield "trials by GPU", ", ".join(f"{gpu}: {found:,}" for gpu, found in sorted(gpus.items()))
-
-
-def _shown_time(trial: Trial) -> str:
-    """Return the time of a trial, marked if it was replayed; a dash if there is none."""
-    text = with_units(time_text(trial.time_us))
-    return text if trial.time_us is None else source_text(text, trial.source)
 
 
 LOOPBACK = "127.0.0.1"

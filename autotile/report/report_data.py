@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
 from autotile.core.statistics import Interval, ratio_of
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
 from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
-from autotile.database.keys import key_text
+from autotile.database.keys import TuningKey, study_columns
 from autotile.database.winners import StoredRule
 from autotile.errors import EmptySpaceError, InputError, ProblemError
 from autotile.kernel.library import KernelName
@@ -48,7 +49,7 @@ class ContenderData:
     @property
     def time_text(self) -> str:
         """Time with its unit, marked if it was replayed."""
-        return source_text(time_text(self.trial.time_us), self.source)
+        return time_text(self.trial.time_us, self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,12 @@ class ReportData:
 
 def report_of_study(study: StudyData) -> ReportData:
     """Return the content of a page of one study."""
-    return ReportData(study_title(study), study.location, datetime.now(UTC), (study,))
+    return ReportData(study_title(study.key), study.location, datetime.now(UTC), (study,))
 
 
-def study_title(study: StudyData) -> str:
+def study_title(key: TuningKey) -> str:
     """Return the heading of a study: its problem and its device."""
-    return f"{study.key.kernel} {key_text(study.key)} on {source_text(study.key.gpu_name, study.key.source)}"
+    return "{} {} on {}".format(*study_columns(key))
 
 
 def read_report(
@@ -113,6 +114,7 @@ def read_report(
     """
     given = dict(sizes or {})
     if isinstance(kernel, Operation):
+        check_sizes(given, ())
         return _operation_report(database, kernel, PageContent(database.location, kernel.name, given, dtype, gpu_name))
     wanted = PageContent(database.location, str(kernel or ""), given, dtype, gpu_name)
     # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
@@ -170,7 +172,7 @@ def _report(
     notices = (f"{plural(len(others), 'older study', 'older studies')} are listed without charts",) if others else ()
     studies = tuple(StudyReader(database, study).read() for study in tried if study.study_id in kept)
     return ReportData(
-        title=study_title(studies[0]) if len(studies) == 1 and not others and not operations else title,
+        title=study_title(studies[0].key) if len(studies) == 1 and not others and not operations else title,
         location=database.location,
         made_at=datetime.now(UTC),
         studies=studies,
@@ -185,9 +187,10 @@ def _age(study: StudySummary) -> tuple[bool, datetime | None]:
     return study.last_at is not None, study.last_at
 
 
-def check_sizes(sizes: Iterable[str], studies: Sequence[StudySummary]) -> None:
-    """Raise `ProblemError` for a size that none of some studies has."""
-    for name in sizes:
+def check_sizes(sizes: Mapping[str, int], studies: Sequence[StudySummary]) -> None:
+    """Raise `ProblemError` for a size that none of some studies has, and an `InputError` for one that is no number."""
+    for name, size in sizes.items():
+        check_value(f"size {name}", size, int)
         if studies and not any(name in study.key.sizes for study in studies):
             known = ", ".join(dict.fromkeys(size for study in studies for size in study.key.sizes))
             raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
@@ -208,7 +211,7 @@ def _nothing(wanted: PageContent, listed: Sequence[StudySummary], matching: Sequ
             f"{location} has a study of {asked or 'a kernel'} but no trials yet; run `autotile tune` first"
         )
     if listed:
-        shown = ", ".join(dict.fromkeys(f"{study.key.kernel} {key_text(study.key)}" for study in listed[:_SHOWN]))
+        shown = ", ".join(dict.fromkeys(study_title(study.key) for study in listed[:_SHOWN]))
         more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
         of = " ".join(filter(None, [asked, dtype]))
         where = f"{f' of {of}' if of else ''}{f' on {gpu_name}' if gpu_name else ''}"

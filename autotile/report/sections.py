@@ -16,11 +16,10 @@ from autotile.core.text import (
     moment_text,
     percent_text,
     plural,
-    source_text,
     time_text,
 )
 from autotile.database.database import open_existing
-from autotile.database.keys import key_text
+from autotile.database.keys import study_columns
 from autotile.errors import InputError
 from autotile.kernel.operation import find_operation, load_operation
 from autotile.report.charts import (
@@ -61,7 +60,7 @@ def report_page(data: ReportData) -> str:
         configs = [(f"#{index}", tag("code", config_text(one.config))) for index, one in enumerate(rule.configs)]
         page.add(
             f"family{place}",
-            f"Family {key.kernel} {rule.family} {key.dtype} on {source_text(key.gpu_name, key.source)}",
+            f"Family {key.kernel} {rule.family} {key.dtype} on {key.device_label}",
             page.chart(family_loss_chart(stored), prefix),
             page.chart(rule_tree_chart(stored), prefix, wide=True),
             tag("details", tag("summary", "The rule in words"), tag("ul", lines, class_="tree")),
@@ -78,7 +77,7 @@ def report_page(data: ReportData) -> str:
         path = "" if of_operation else data.path
         sections = study_sections(page, study, prefix, of_operation=of_operation, path=path)
         if not alone:
-            heading = tag("summary", tag("h2", study_title(study)))
+            heading = tag("summary", tag("h2", study_title(study.key)))
             sections = [tag("details", heading, sections, class_="study", id=f"s{place}", open=place == 1)]
         page.body += sections
     return page.html()
@@ -163,7 +162,7 @@ def answer(study: StudyData) -> Markup:
     elif speedup is not None:
         headline, detail = f"{speedup.value:.3f}{_TIMES} faster than the default", _interval(speedup)
     else:
-        headline = with_units(source_text(time_text(winner.time_us), winner.source))
+        headline = with_units(time_text(winner.time_us, winner.source))
         detail = "the default was not timed"
     return joined(_headline(headline, detail), _facts(_answer_facts(study, winner, default)))
 
@@ -331,8 +330,7 @@ def _overview(page: Page, data: ReportData) -> Markup:
         groups.setdefault((key.gpu_name, key.dtype), []).append(study)
         row = (
             tag("a", key.kernel, href=f"#s{place}"),
-            key_text(key),
-            source_text(key.gpu_name, key.source),
+            *study_columns(key)[1:],
             f"{len(study.newest):,}",
             with_units(time_text(winner.time_us)) if winner is not None else NOTHING,
             f"{speedup.value:.3f}{_TIMES}" if speedup is not None else NOTHING,
@@ -341,8 +339,8 @@ def _overview(page: Page, data: ReportData) -> Markup:
         rows.append(row)
     for other in data.others:
         key, best = other.key, with_units(time_text(other.best_time_us))
-        device = source_text(key.gpu_name, key.source)
-        rows.append((tag("span", key.kernel), key_text(key), device, f"{other.trials:,}", best, NOTHING, NOTHING))
+        columns = tag("span", key.kernel), *study_columns(key)[1:]
+        rows.append((*columns, f"{other.trials:,}", best, NOTHING, NOTHING))
     headings = ("kernel", "problem", "device", "trials", "winner", "over the default", "share of the limit")
     table = static_table(headings, rows, caption="Tuned problems")
     rooflines = [roofline_chart(group) for group in groups.values() if len(group) > 1]
@@ -397,12 +395,12 @@ def _race(operation: OperationData, studies: Sequence[StudyData]) -> Markup:
     places = {study.study_id: f"#s{place}" for place, study in enumerate(studies, start=1)}
     rows: list[tuple[str | Markup, ...]] = []
     for one in operation.contenders:
-        place, measured = places.get(one.study_id), one.trial.measurement
+        place = places.get(one.study_id)
         row = (
             tag("a", one.name, href=place) if place and not one.is_library else one.name,
             "library" if one.is_library else "kernel",
             with_units(one.time_text),
-            interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+            interval_text(one.trial.measurement),
             f"{one.ratio.value:.3f}{_TIMES}" if one.ratio is not None else NOTHING,
             one.rate,
             NOTHING if one.is_library else f"{one.tried:,}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -187,6 +187,11 @@ class StudyData:
     study_id: int = 0
     valid: int = 0
     """Number of valid configurations, if no run states it; 0 if unknown."""
+
+    def with_trials(self, stored: Sequence[StoredTrial]) -> StudyData:
+        """Return the study with trials of all phases; finals are all that `autotile db clean` leaves of some."""
+        searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
+        return replace(self, trials=searched or finals, final_trials=finals)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -454,9 +459,7 @@ class StudyReader:
         newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > last)
         with self._database.reading() as connection:
             self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
-        finals = tuple(one for one in self._trials if one.phase == "final")  # all that `clean` leaves of a study
-        searched = tuple(one for one in self._trials if one.phase == "search")
-        return replace(study, trials=searched or finals, final_trials=finals)
+        return study.with_trials(self._trials)
 
 
 def study_without_trials(database: Database, study: StudySummary | StoredStudy) -> StudyData:

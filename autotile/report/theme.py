@@ -116,6 +116,23 @@ def figure(
     return load_plotly().Figure(list(traces), merged(merged(common, axes), layout))
 
 
+def panels(
+    parts: Sequence[tuple[str, Any, Mapping[str, Any], Mapping[str, Any]]], *, columns: int, height: int, **layout: Any
+) -> go.Figure:
+    """Return a figure of panels in rows, each with a title, a trace, and the properties of its two axes."""
+    axes, notes = dict[str, Any](), []
+    for number, (title, trace, *own) in enumerate(parts, start=1):
+        suffix = str(number) if number > 1 else ""
+        for name, other, given in zip("xy", "yx", own, strict=True):
+            trace[f"{name}axis"] = name + suffix
+            axes[f"{name}axis{suffix}"] = merged(_AXIS, {**given, "anchor": other + suffix})
+        place = {"x": 0.5, "y": 1, "xref": f"x{suffix} domain", "yref": f"y{suffix} domain", "yanchor": "bottom"}
+        notes.append({**place, "text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
+    rows = math.ceil(len(parts) / columns)
+    layout |= {"grid": {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3}, "margin": {"t": 30}}
+    return figure([trace for _, trace, *_ in parts], height=height, annotations=notes, **axes, **layout)
+
+
 def merged(properties: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested properties with others in their place."""
     return {**properties} | {
@@ -136,13 +153,16 @@ def points(
 ) -> list[go.Scatter]:
     """Return a trace of markers, each at x and y with a text that is shown beside it; none without markers.
 
-    The ``width`` is that of their outline; where it is 0 they have none of their own. ``more`` are properties of the
-    trace.
+    An x may be a value with the bounds of its interval: value, low, high. The ``width`` is that of their outline; where
+    it is 0 they have none of their own. ``more`` are properties of the trace.
     """
     columns = [list(column) for column in zip(*marks, strict=True)]
     if not columns:
         return []
     x, y, hover = columns
+    if isinstance(x[0], tuple):
+        more["error_x"] = error_bars(x, color)
+        x = [value for value, _, _ in x]
     marker = {"symbol": symbol, "color": color, "size": size, **more.pop("marker", {})}
     if width:
         marker["line"] = {"color": color, "width": width}
@@ -183,11 +203,11 @@ def bars(
     return figure([trace], height=110 + 27 * len(labels), x=x, y=down, bargap=0.35)
 
 
-def error_bars(values: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
+def error_bars(values: Sequence[tuple[float, float, float]], color: str) -> dict[str, Any]:
     """Return the error bars of values with the bounds of their intervals: each is value, low, high."""
     above = [high - value for value, _, high in values]
     below = [value - low for value, low, _ in values]
-    return {"type": "data", "array": above, "arrayminus": below, **style}
+    return {"type": "data", "array": above, "arrayminus": below, "color": color, "thickness": 2, "width": 5}
 
 
 _AXIS: Mapping[str, Any] = {
@@ -240,7 +260,7 @@ def measured_text(trial: Trial) -> str:
     measured = trial.measurement
     if measured is None:
         return ""
-    text = with_units(f"{time_text(trial.time_us)} ({interval_text(measured.low_us, measured.high_us)} us)")
+    text = with_units(f"{time_text(trial.time_us)} ({interval_text(measured)} us)")
     return source_text(text, trial.source)
 
 

@@ -44,7 +44,7 @@ from autotile.cuda.packing import encode_description, pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, InputError
 from autotile.kernel.arguments import ScalarArgument, TensorMap, Texture, Workspace, encode_scalar
-from autotile.kernel.inputs import DOCUMENT, InputMaker, document_of
+from autotile.kernel.inputs import DOCUMENT, document_of, input_maker
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
@@ -329,7 +329,7 @@ class Preparation:
         """Return the address of an output's content, which is the same for all launches."""
         with self._lock, outside_of_captures():
             if name not in self._contents:
-                stored = InputMaker(self._spec, self._problem.sizes, self._problem.dtype).stored(name)
+                stored = input_maker(self._spec, self._problem.sizes, self._problem.dtype)(name)
                 with load_cupy().cuda.Stream(non_blocking=True) as side_stream:
                     self._contents[name] = load_cupy().asarray(stored)
                     side_stream.synchronize()

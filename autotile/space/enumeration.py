@@ -66,16 +66,77 @@ def join(
     """
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
     conditions = [_Condition.of(rule, domains, fixed) for rule in rules]
-    table = _JoinTable(domains, source)
+    combinations = prod(map(len, domains.values()))
+    constants: Columns = {name: _ONE_CODE for name, values in domains.items() if len(values) == 1}
+    columns: dict[str, Codes] = {}  # of the joined parameters that have more than one value
+    rows = 1
+    joined: set[str] = set()
+    stages: list[SpaceStage] = []
+
+    def check_size(name: str, size: int, maximum: int) -> None:
+        if size > maximum:
+            raise Location(source, f"parameters.{name}").error(
+                f"joining {name} makes a table of at least {size:,} combinations, at most {maximum:,} are accepted; "
+                "add rules with few parameters, or list fewer values"
+            )
+
+    def check_bytes(size: int, row_bytes: int) -> None:
+        if size * row_bytes > MAX_TABLE_BYTES:
+            raise SpecError(
+                f"{size:,} combinations of {len(domains)} parameters take {size * row_bytes:,} bytes, at most "
+                f"{MAX_TABLE_BYTES:,} are accepted; add rules, or list fewer parameters or values",
+                source=source,
+                key="parameters",
+            )
+
+    def record(rule: Rule, remaining: int) -> None:
+        before = stages[-1].remaining if stages else combinations
+        stages.append(SpaceStage(rule.name, remaining, rule.is_heuristic))
+        if remaining == 0:
+            met = ", ".join(stage.name for stage in stages[:-1])
+            found = plural(before, "combination")
+            those = f"of the {found} that meet {met}" if met else f"of {found}"
+            raise rule.expression.location.error(
+                f"the {rule} leaves none {those}; relax it or add values",
+                expression=rule.expression.text,
+                kind=EmptySpaceError,
+            )
+
     for condition in conditions:
         if not condition.names:  # it keeps all combinations or none
-            table.record(condition.rule, table.combinations if condition.share else 0)
+            record(condition.rule, combinations if condition.share else 0)
     for name in join_order(domains, conditions):
-        bound = {name, *table.joined}
-        table.join(name, [c for c in conditions if name in c.names and bound.issuperset(c.names)])
-    table.check_bytes(table.rows, len(parameters) * code_dtype(max(map(len, domains.values()))).itemsize)
-    no_memory = dict.fromkeys(table.constants, np.broadcast_to(_ONE_CODE, table.rows))
-    return [{**no_memory, **table.columns}[parameter.name] for parameter in parameters], table.stages
+        joined.add(name)
+        completed = [c for c in conditions if name in c.names and joined.issuperset(c.names)]
+        if name in constants and not completed:
+            continue
+        size = len(domains[name])
+        check_size(name, rows * size, MAX_EXAMINED if completed else MAX_ROWS)
+        pieces: list[dict[str, Codes]] = []
+        counts = [0] * len(completed)
+        kept = 0
+        step = max(1, _CHUNK // size)
+        for start in range(0, rows, step):
+            chunk = {other: column[start : start + step] for other, column in columns.items()}
+            chunk_rows = min(step, rows - start)
+            keep = np.ones((chunk_rows, size), np.bool_)
+            for position, condition in enumerate(completed):
+                keep &= condition.holds(name, {**constants, **chunk}, chunk_rows)
+                counts[position] += int(np.count_nonzero(keep))
+            row, code = np.divmod(np.flatnonzero(keep), size)
+            added = {name: code.astype(code_dtype(size))} if size > 1 else {}
+            pieces.append({other: column[row] for other, column in chunk.items()} | added)
+            kept += len(row)
+            check_size(name, kept, MAX_ROWS)
+            check_bytes(kept, sum(column.itemsize for column in pieces[-1].values()))
+        unbound = combinations // prod(len(domains[other]) for other in (*columns, name))
+        for condition, count in zip(completed, counts, strict=True):
+            record(condition.rule, count * unbound)
+        columns = {other: np.concatenate([piece.pop(other) for piece in pieces]) for other in tuple(pieces[0])}
+        rows = kept
+    check_bytes(rows, len(parameters) * code_dtype(max(map(len, domains.values()))).itemsize)
+    no_memory = dict.fromkeys(constants, np.broadcast_to(_ONE_CODE, rows))
+    return [{**no_memory, **columns}[parameter.name] for parameter in parameters], stages
 
 
 def rank(columns: Sequence[Codes], sizes: Sequence[int], rows: int) -> NDArray[np.int64]:
@@ -147,82 +208,3 @@ def join_order(domains: Domains, conditions: Sequence[_Condition]) -> list[str]:
         order += sorted(missing, key=lambda name: len(domains[name]))
         pending = [condition for condition in pending if not set(order).issuperset(condition.names)]
     return order + [name for name in domains if name not in order]
-
-
-class _JoinTable:
-    """Rows over the parameters joined so far that meet the rules applied so far."""
-
-    def __init__(self, domains: Domains, source: str) -> None:
-        self.domains = domains
-        self.source = source
-        self.rows = 1
-        self.joined: set[str] = set()
-        self.columns: dict[str, Codes] = {}
-        """Codes of the joined parameters that have more than one value."""
-        self.constants: Columns = {name: _ONE_CODE for name, values in domains.items() if len(values) == 1}
-        self.stages: list[SpaceStage] = []
-        self.combinations = prod(len(values) for values in domains.values())
-
-    def join(self, name: str, conditions: Sequence[_Condition]) -> None:
-        """Join a parameter and apply the rules that it completes."""
-        self.joined.add(name)
-        if name in self.constants and not conditions:
-            return
-        size = len(self.domains[name])
-        self._check_size(name, self.rows * size, MAX_EXAMINED if conditions else MAX_ROWS)
-        pieces: list[dict[str, Codes]] = []
-        counts = [0] * len(conditions)
-        kept = 0
-        step = max(1, _CHUNK // size)
-        for start in range(0, self.rows, step):
-            chunk = {other: column[start : start + step] for other, column in self.columns.items()}
-            rows = min(step, self.rows - start)
-            keep = np.ones((rows, size), np.bool_)
-            for position, condition in enumerate(conditions):
-                keep &= condition.holds(name, {**self.constants, **chunk}, rows)
-                counts[position] += int(np.count_nonzero(keep))
-            row, code = np.divmod(np.flatnonzero(keep), size)
-            joined = {name: code.astype(code_dtype(size))} if size > 1 else {}
-            pieces.append({other: column[row] for other, column in chunk.items()} | joined)
-            kept += len(row)
-            self._check_size(name, kept, MAX_ROWS)
-            self.check_bytes(kept, sum(column.itemsize for column in pieces[-1].values()))
-        unbound = self.combinations // prod(len(self.domains[other]) for other in (*self.columns, name))
-        for condition, count in zip(conditions, counts, strict=True):
-            self.record(condition.rule, count * unbound)
-        self.columns = {other: np.concatenate([piece.pop(other) for piece in pieces]) for other in tuple(pieces[0])}
-        self.rows = kept
-
-    def check_bytes(self, rows: int, row_bytes: int) -> None:
-        """Raise if a table would be larger than `MAX_TABLE_BYTES`."""
-        if rows * row_bytes > MAX_TABLE_BYTES:
-            raise SpecError(
-                f"{rows:,} combinations of {len(self.domains)} parameters take {rows * row_bytes:,} bytes, at most "
-                f"{MAX_TABLE_BYTES:,} are accepted; add rules, or list fewer parameters or values",
-                source=self.source,
-                key="parameters",
-            )
-
-    def record(self, rule: Rule, remaining: int) -> None:
-        """Add the count after a rule; raise `EmptySpaceError` if nothing is left."""
-        before = self.stages[-1].remaining if self.stages else self.combinations
-        self.stages.append(SpaceStage(rule.name, remaining, rule.is_heuristic))
-        if remaining == 0:
-            met = ", ".join(stage.name for stage in self.stages[:-1])
-            those = (
-                f"of the {plural(before, 'combination')} that meet {met}"
-                if met
-                else f"of {plural(before, 'combination')}"
-            )
-            raise rule.expression.location.error(
-                f"the {rule} leaves none {those}; relax it or add values",
-                expression=rule.expression.text,
-                kind=EmptySpaceError,
-            )
-
-    def _check_size(self, name: str, rows: int, maximum: int) -> None:
-        if rows > maximum:
-            raise Location(self.source, f"parameters.{name}").error(
-                f"joining {name} makes a table of at least {rows:,} combinations, at most {maximum:,} are accepted; "
-                "add rules with few parameters, or list fewer values"
-            )

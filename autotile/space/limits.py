@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Resources, Value
+from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Resources, Value
 from autotile.core.text import plural
 from autotile.errors import nearest
 from autotile.kernel.arguments import (
@@ -558,16 +558,23 @@ class CompiledStep(NamedTuple):
 
 
 def compiled_steps(
-    spec: KernelSpec, plan: LaunchPlan, resources: Mapping[str, Resources], device: DeviceProperties
+    spec: KernelSpec, plan: LaunchPlan, functions: Mapping[str, CompiledFunction], device: DeviceProperties
 ) -> list[CompiledStep]:
-    """Return each step that a configuration launches, the main one first; ``resources`` are by the entries."""
+    """Return each step that a configuration launches, the main one first; ``functions`` are by the entries."""
     launches = {**plan.steps, plan.main.step: plan.main}
     found = []
     for step in sorted(launches, key=lambda step: step != plan.main.step):
         entry, geometry = spec.steps[step].entry, launches[step].geometry
-        used = resources[entry]
+        function, declared = functions[entry], launches[step].cluster
+        used, cluster = function.resources, function.cluster
         occupancy = compiled_occupancy(geometry, used, device)
         fault = resource_violation(spec, geometry, used, device)
+        if not fault and function.max_threads is not None and geometry.threads > function.max_threads:
+            fault = f"a block of {geometry.threads} threads, but its __launch_bounds__ are {function.max_threads}"
+        if not fault and cluster is not None and declared not in (None, cluster):
+            fault = f"clusters of {declared} blocks are declared, but its __cluster_dims__ are {cluster}"
+        elif not fault and cluster is not None and any(map(operator.mod, geometry.grid, cluster)):
+            fault = f"a grid of {geometry.grid} blocks, which its __cluster_dims__ of {cluster} do not divide"
         resident = occupancy.blocks_per_sm * device.sm_count
         if not fault and launches[step].is_cooperative and geometry.blocks > resident:
             fault = _too_many_blocks(geometry.blocks, resident, device)

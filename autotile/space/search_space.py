@@ -28,7 +28,7 @@ from autotile.space.limits import Demand, demand_of, limit_violation, limits_of
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
 
-_FEW_ROWS = 64
+_FEW_ROWS = 16
 """Rows up to which an expression is evaluated one row at a time, which is faster than over columns."""
 _CHUNK_ROWS = 2**20
 """Rows that are checked against the limits of the device at a time, which takes about ten int64 columns."""

@@ -99,6 +99,9 @@ def choose_backend(
     except InputError:  # raised after what may be wrong with the kernel or the problem: it would hide that
         device = device_profile(_PROFILE)
         check_memory(kernel.spec, problem, device)
+        shaped = kernel.spec.shaped_sizes(problem.sizes, kernel.spec.default)
+        if missing := missing_input(kernel.spec, shaped, problem.dtype):
+            raise InputError(missing) from None
         feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
         job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
         with suppress(ToolchainError, WorkerError):

@@ -176,11 +176,10 @@ class OperationResult(ScheduleResult, Reported):
         rows: list[tuple[str, ...]] = []
         seconds = sum(one.seconds for one in self.contenders)
         for one in self.contenders:
-            measured = one.trial.measurement if one.trial is not None else None
             cells = (
                 one.name,
                 time_text(one.time_us),
-                interval_text(measured.low_us, measured.high_us) if measured is not None else NOTHING,
+                interval_text(one.trial.measurement if one.trial is not None else None),
                 f"{one.ratio.value:.3f}x" if one.ratio is not None else NOTHING,
                 NOTHING if one.is_library else f"{one.trials:,}",
                 percent_text(one.seconds / seconds) if seconds and not one.is_library else NOTHING,

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ from autotile.database.learned import MissCost, miss_costs
 from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
-from autotile.kernel.library import Kernel, KernelName, load_kernel, load_named_kernel
+from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel, load_named_kernel
 from autotile.kernel.operation import Operation, find_operation, load_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.options import TuneOptions
@@ -79,7 +79,8 @@ class PlannedProblem:
 
     asked_as: str
     """Name of the kernel or operation, or absolute path of its file."""
-    target: Kernel | Operation
+    held: Kernel | Operation | None = field(compare=False)
+    """Kernel or operation; None where it is loaded by its name, as of a plan that was pickled."""
     problem: Problem
     gpus: tuple[str | int, ...] = ()
     """Names or CUDA indices of the GPUs to tune it on; empty for all models of the command."""
@@ -93,6 +94,15 @@ class PlannedProblem:
     weight: float | None = None
     """Part of the plan's time, relative to that of the problems after it; None for all that is left."""
 
+    @property
+    def target(self) -> Kernel | Operation:
+        """The kernel or operation; errors as for `load_kernel`."""
+        return self.held if self.held is not None else _loaded(self.asked_as)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it by the name of what it is of, as parsed expressions cannot be."""
+        return PlannedProblem, (self.asked_as, None, *(getattr(self, one.name) for one in fields(self)[2:]))
+
     def options(self, options: TuneOptions) -> TuneOptions:
         """Return the options of its session, given those of the command."""
         effort: dict[str, Any] = {"trials": self.trials, "budget_s": self.budget_s, "until": self.until}
@@ -101,6 +111,10 @@ class PlannedProblem:
         if self.captured is not None:
             options = replace(options, captured=self.captured, fresh=True)
         return options
+
+
+def _loaded(name: str) -> Kernel | Operation:
+    return load_operation(name) if find_operation(name) is not None else load_kernel(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +184,7 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     if choices or not entry.problems:  # without any size, the one problem of the file
         combined = itertools.product(*choices.values())
         listed = itertools.chain(listed, (dict(zip(choices, row, strict=True)) for row in combined))
-    target: Kernel | Operation
-    target = load_operation(name) if find_operation(name) is not None else load_kernel(name)
+    target = _loaded(name)
     effort = own if any(own) else (head.trials, head.budget_s, head.until)
     resolve = target.resolve if isinstance(target, Operation) else partial(resolve_problem, target.spec)
     return [
@@ -257,6 +270,10 @@ class AssessedMiss(StoredMiss, frozen=True):
     tuned: bool
     """Whether the problem has been tuned since."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it without the kernel, whose parsed expressions cannot be."""
+        return AssessedMiss, structs.astuple(structs.replace(self, kernel=None))
+
     @property
     def call_us(self) -> float | None:
         """Time of one call, in microseconds; None if unknown."""
@@ -294,7 +311,7 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
     for one in assessed:
         if one.kernel is None or one.tuned:
             continue
-        asked_as = str(kernel) if kernel is not None else one.kernel.name
+        asked_as = one.kernel.name if kernel is None or held_kernel(kernel) else str(kernel)
         planned = PlannedProblem(asked_as, one.kernel, one.problem)
         _, count, lost_s = found.get(str(one.problem), (planned, 0, None))
         if one.lost_s is not None:

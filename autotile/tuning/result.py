@@ -307,7 +307,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
                     outcome = str(trial.outcome) if trial is not None else "not run"
                     rows.append((label, NOTHING, NOTHING, outcome, *("" for _ in scores)))
                     continue
-                interval = interval_text(measured.low_us, measured.high_us)
+                interval = interval_text(measured)
                 values = [f"{trial.scores[name]:.6g}" if name in trial.scores else NOTHING for name in scores]
                 speed = rate.text(measured.time_us, self.device)
                 rows.append((label, time_text(measured.time_us), interval, speed, *values))

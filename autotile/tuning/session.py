@@ -1097,8 +1097,7 @@ def gated_trial(
     if cubin is None:
         return trial
     check_signatures(kernel, problem.dtype, cubin)
-    resources = {entry: function.resources for entry, function in cubin.functions.items()}
-    steps = compiled_steps(kernel.spec, plan, resources, device)
+    steps = compiled_steps(kernel.spec, plan, cubin.functions, device)
     main = steps[0]
     trial = replace(trial, resources=main.resources, occupancy=main.occupancy, cubin_hash=cubin.cubin_hash)
     fault = next((step.fault for step in steps if step.fault), "")

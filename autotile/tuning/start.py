@@ -69,14 +69,13 @@ def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | Non
     """
     if options.objective is None:
         return spec.objective
-    names = [metric.name for metric in spec.metrics]
-    expression = parse_score(options.objective, names, spec.score_kinds, Location("--objective"))
+    expression = parse_score(options.objective, spec.metrics, spec.score_kinds, Location("--objective"))
     return Objective(expression, options.maximize)
 
 
 def measures_energy(spec: KernelSpec, objective: Objective | None) -> bool:
     """Return True if the objective or a metric needs the energy of a run."""
-    expressions = [metric.expression for metric in spec.metrics]
+    expressions = [*spec.metrics.values()]
     if objective is not None:
         expressions.append(objective.expression)
     return any("energy_mj" in expression.names for expression in expressions)
@@ -95,9 +94,9 @@ class Scorer:
         self._sizes = problem.sizes
         self._objective = objective
         used = set(objective.expression.names) if objective is not None else set()
-        for metric in reversed(spec.metrics):
-            if metric.name in used:
-                used |= metric.expression.names
+        for name, metric in reversed([*spec.metrics.items()]):
+            if name in used:
+                used |= metric.names
         self._needs_run = bool(used & {*RUN_VALUES} - {"time_us"})
 
     def scored(self, trial: Trial) -> Trial:
@@ -112,9 +111,7 @@ class Scorer:
         }
         if trial.time_us is not None:
             names = self._environment(trial, trial.time_us)
-            for metric in self._metrics:
-                if metric.name in names:
-                    telemetry[f"{METRIC}{metric.name}"] = names[metric.name]
+            telemetry |= {f"{METRIC}{name}": names[name] for name in self._metrics if name in names}
             if self._objective is not None:
                 telemetry[OBJECTIVE] = value = self._value(trial.config, names)
                 telemetry[COST] = 1 / value if self._objective.maximize else value
@@ -174,11 +171,9 @@ class Scorer:
         if trial.occupancy is not None:
             names["occupancy"] = trial.occupancy.occupancy
         names |= {name: trial.telemetry[name] for name in ("energy_mj", "max_error") if name in trial.telemetry}
-        for metric in self._metrics:
-            if metric.expression.names <= names.keys():
-                value = _number(metric.expression.evaluate(names))
-                if value is not None:
-                    names[metric.name] = value
+        for name, metric in self._metrics.items():
+            if metric.names <= names.keys() and (value := _number(metric.evaluate(names))) is not None:
+                names[name] = value
         return names
 
 

@@ -135,7 +135,7 @@ def _timed(trial: Trial) -> str:
     if measured is None:
         reason = f", {trial.reason}" if trial.outcome is not Outcome.OK else ""
         return f"{trial.outcome}{reason}: {config_text(trial.config)}"
-    interval = interval_text(measured.low_us, measured.high_us)
+    interval = interval_text(measured)
     return f"{time_text(measured.time_us)} ({interval} us): {config_text(trial.config)}"
 
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import msgspec
 
 from autotile.core.documents import Name, Text, convert
-from autotile.core.model import Outcome
+from autotile.core.model import CompiledFunction, Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
-from autotile.cuda.compiler import CachedCubin, Compilation, CompiledFunction, CompileJob, CubinCache
+from autotile.cuda.compiler import CachedCubin, Compilation, CompileJob, CubinCache
 from autotile.cuda.toolchain import load_nvrtc
 from autotile.errors import CompileError, InputError, ToolchainError, WorkerError, WorkerTimeoutError
 from autotile.settings import Settings, available_cores

@@ -31,7 +31,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.text import shown_text, sizes_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
-from autotile.kernel.inputs import InputMaker, expected_file
+from autotile.kernel.inputs import expected_file, input_maker
 from autotile.kernel.python_kernel import ReferenceFunction, arranged_outputs, call_with
 from autotile.kernel.spec import KernelSpec
 from autotile.workers.child import is_running
@@ -203,12 +203,12 @@ class ExpectedFolder:
         function = self._spec.reference.function
         place = f"{self._spec.source}: [reference] function {function} at {sizes_text(inputs.sizes)}"
         library: Any = load_cupy() if self._function.library == "cupy" else np
-        maker = InputMaker(self._spec, inputs.sizes, self._dtype, seed=inputs.seed, check=inputs.check)
+        maker = input_maker(self._spec, inputs.sizes, self._dtype, seed=inputs.seed, check=inputs.check)
         values: dict[str, Any] = {}
         for buffer in self._spec.buffers:
             if buffer.is_read:
                 kind = DTYPES[buffer.element_type(self._dtype, inputs.sizes)]
-                stored = maker.stored(buffer.name)
+                stored = maker(buffer.name)
                 values[buffer.name] = library.asarray(stored if kind.component.is_integer else kind.decode(stored))
         scalars = {s.name: s.given(inputs.sizes, check=inputs.check) for s in self._spec.scalars if s.is_operand}
         unchecked = self._spec.reference.unchecked

@@ -32,7 +32,7 @@ from autotile.cuda.function import LaunchSequence
 from autotile.cuda.packing import pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, ToolchainError
-from autotile.kernel.inputs import InputMaker, missing_input, with_captured_call
+from autotile.kernel.inputs import input_maker, missing_input, with_captured_call
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.parser import parse_spec
 from autotile.settings import toolkit_folders, worker_environment
@@ -288,13 +288,13 @@ class SanitizedCandidate:
         dtype = self._workload.dtype
         data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
         shaped = self._spec.shaped_sizes(sizes, self._config)
-        inputs = InputMaker(self._spec, shaped, dtype, check=check)
+        inputs = input_maker(self._spec, shaped, dtype, check=check)
         buffers = {}
         for buffer in self._spec.buffers:
             storage = DTYPES[buffer.element_type(dtype, shaped)].storage
             buffers[buffer.name] = cupy.ndarray(buffer.array_shape(shaped), storage)
             if buffer.is_initialized:
-                buffers[buffer.name].set(inputs.stored(buffer.name))
+                buffers[buffer.name].set(inputs(buffer.name))
         workspaces = {}
         for workspace in data.workspaces:
             if workspace.size_bytes:

@@ -2,8 +2,8 @@
 
 import doctest
 import os
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -39,33 +39,16 @@ def add_code(search_space: Path, code: str) -> None:
     template.write_text(f"{code}\n{template.read_text()}")
 
 
-class TestDisplay:
-    def test_a_repr_is_one_short_line_and_notebooks_show_tables(self, scale_toml):
-        expected = [
-            (
-                inspection.space(scale_toml, device="h200", n=100),
-                "<SpaceSummary: scale n=100 float32 on NVIDIA H200 (profile): 3 of 12 valid>",
-                ["<th>THREADS</th><td>32 64 128 256</td>", "<td>rule enough_blocks</td><td>3</td>"],
-            ),
-            (
-                inspection.explain(scale_toml, device="h200", THREADS=64, n=1000),
-                "<Explanation: scale n=1000 float32 on NVIDIA H200 (profile): valid, occupancy 100.0 %>",
-                ["<th>verdict</th><td>valid</td>", "<td>rule</td><td>enough_blocks</td><td>yes</td>"],
-            ),
-            (
-                inspection.occupancy(1024, 32, 8192, device="rtx-3060"),
-                "<OccupancyResult: NVIDIA GeForce RTX 3060 (profile): "
-                "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads>",
-                ["<td>threads</td><td>1,024</td><td>1,536</td><td>1</td><td>binds</td>"],
-            ),
-        ]
-        for result, line, cells in expected:
-            assert repr(result) == line
-            assert [cell for cell in cells if cell not in result._repr_html_()] == []
-
-        found = inspection.explain(scale_toml, device="h200", THREADS=256, n=100)
-        assert "cannot be used" in repr(found)
-        assert "the rule &#x27;enough_blocks&#x27; is broken" in found._repr_html_()
+def test_a_repr_is_one_short_line(scale_toml):
+    of, explained = "float32 on NVIDIA H200 (profile)", partial(inspection.explain, scale_toml, device="h200")
+    occupied = "66.7 %: 1 block on an SM, 32 of 48 warps; limited by threads"
+    for result, line in (
+        (inspection.space(scale_toml, device="h200", n=100), f"scale n=100 {of}: 3 of 12 valid"),
+        (explained(THREADS=64, n=1000), f"scale n=1000 {of}: valid, occupancy 100.0 %"),
+        (explained(THREADS=256, n=100), f"scale n=100 {of}: cannot be used, occupancy 100.0 %"),
+        (inspection.occupancy(1024, 32, 8192, device="rtx-3060"), f"NVIDIA GeForce RTX 3060 (profile): {occupied}"),
+    ):
+        assert repr(result) == f"<{type(result).__name__}: {line}>"
 
 
 def test_examples_and_heuristics_which_are_distinguished_from_rules():
@@ -95,6 +78,10 @@ class TestExplain:
     def test_compiled_resources_and_a_value_that_is_not_listed(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=96)
         assert (found.resources, found.not_compiled) == (None, "it would not be compiled")
+        without_value = inspection.explain("sgemm_2d", device="h200", BM=7)
+        assert without_value.fault == "BM = 7 is not among its values 32, 64, 128, 256"
+        details = {check.name: check.detail for check in without_value.checks if not check.holds}
+        assert details["whole_trips_of_A"].startswith("division by zero where BK = 8, BM = 7")
         found = inspection.explain(scale_toml, device="h200", THREADS=64)
         assert found.block == inspection.BlockResources(64, found.resources.registers, 0)
         assert found.occupancy.limited_by == ("threads", "blocks")
@@ -119,9 +106,7 @@ class TestExplain:
             import_module("autotile.tuning.options"), "TuneOptions", lambda: TuneOptions(compile_deadline_s=1.0)
         )
         add_code(scale_toml, MACRO_BOMB)
-        start = time.monotonic()
         found = inspection.explain(scale_toml, device="h200")
-        assert time.monotonic() - start < 10
         assert found.resources is None
         assert found.fault == "it does not compile: the compiler was stopped after 1 s"
         assert found.checks[-1] == inspection.ConfigCheck("compiled", "source", False, found.fault)
@@ -293,14 +278,12 @@ def test_profiles_and_stored_ceilings_are_shown(tmp_path: Path) -> None:
     assert len(found.gpus) == targets.device_count()
     assert found.ceilings == ()
     assert repr(found).endswith(f"on this machine, {len(profile_names())} profiles>")
-    assert "<td>rtx-3060</td><td>NVIDIA GeForce RTX 3060</td><td>8.6</td>" in found._repr_html_()
     with pytest.raises(DatabaseError, match="there is no database"):
         autotile.devices(database=path)
     with Database.open(path) as database:
         save_ceilings(database, CEILINGS)
     found = autotile.devices(database=path)
     assert found.ceilings == (CEILINGS,)
-    assert "<td>DRAM, read</td><td>4,200 GB/s</td>" in found._repr_html_()
 
 
 def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_each_check():
@@ -309,9 +292,7 @@ def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_ea
     assert found.works
     assert not HealthReport((*checks, HealthCheck("database", "fail", "it is damaged")), "").works
     assert repr(found) == "<HealthReport: tuning works here>"
-    html = found._repr_html_()
-    assert "<td>ok</td><td>cache</td><td>5 &lt; 6</td>" in html
-    assert "<td>warn</td><td>headers</td><td>none\ninstall them</td>" in html
+    assert "<td>warn</td><td>headers</td><td>none\ninstall them</td>" in found._repr_html_()
 
 
 def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exist_is_said(
@@ -325,10 +306,3 @@ def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exi
     assert details["database"].startswith(f"{tmp_path / 'none.db'}: not there yet")
     assert details["compiler"] == "sm_80"
     assert [check.detail for check in found if check.name == "settings"] == [f"{tmp_path / 'gone'} does not exist"]
-
-
-def test_options_of_a_compilation_need_one(tmp_path: Path):
-    with pytest.raises(InputError, match="--seed is of compiled configurations; add --compile"):
-        autotile.space("matmul_tiled", seed=2)
-    with pytest.raises(InputError, match="--workers is of a measurement; add --measure"):
-        autotile.export("matmul_tiled", output=tmp_path / "x.json", workers=2)

@@ -3,6 +3,7 @@
 import doctest
 import gc
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,11 @@ class TestSameModel:
             assert space_hash(written.spec) == space_hash(read.spec)
             assert (written.spec.work, written.spec.default) == (read.spec.work, read.spec.default)
         assert autotile.space(tmp_path / "mine.toml", device="h200").valid == kernel.space(device="h200").valid
+        copied = pickle.loads(pickle.dumps(kernel))
+        assert (repr(copied), copied.to_json()) == (repr(kernel), kernel.to_json())
+        assert copied.definition.source_hash == written.source_hash
+        with pytest.raises((pickle.PicklingError, AttributeError), match="<lambda>"):
+            pickle.dumps(scale(rules=[lambda WORK: WORK < 4]))
 
     def test_what_cannot_be_saved(self, tmp_path):
         (tmp_path / "scale.cu").write_text("mine")
@@ -138,6 +144,8 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
         assert Buffer("float32", 8, constant="w").to_table()["constant"] == "w"
         assert Buffer("float32", 8, "inout", restore=True).to_table()["restore"] is True
         assert Buffer("float32", 8).to_table().keys() == {"buffer", "shape", "access"}
+        with pytest.raises(InputError, match="options is 3, expected further keys"):
+            Buffer("float32", 8, options=3).to_table()
 
     def test_a_workspace_plain_tables_and_sections(self):
         arguments = {
@@ -251,6 +259,8 @@ class TestArrays:
         assert x.content.read("x", (1000,), DTYPES["float32"]).tolist() == X.tolist()
         assert y.content is None
         assert kernel.space(device="h200").valid == 12
+        with pytest.raises(InputError, match="--limit is of compiled configurations"):
+            kernel.space(limit=3)
         assert str(kernel.best().problem) == "scale float32"
 
     def test_the_content_is_part_of_the_key(self):
@@ -282,6 +292,12 @@ MISTAKES = {
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
     "[reference['tolerance']]: expected a finite number, got the number nan": {"tolerance": math.nan},
+    "[reference['outputs']]: expected a mapping, got 5": {"reference": {"outputs": 5}},
+    "[reference]: expected a mapping, got 6": {"sections": {"reference": 6}, "tolerance": 1.0},
+    "[arguments['x']['buffer']]: the string 'None'": {"arguments": {"x": Buffer(None, "n")}},
+    "[arguments['x']['buffer']]: the string 'clongdouble'": {"arguments": {"x": Buffer(np.clongdouble, "n")}},
+    "[arguments['x']]: an array of the type object; convert": {"arguments": {"x": np.array([None])}},
+    "[arguments['x']]: an array of the type >f4; convert": {"arguments": {"x": np.zeros(2, ">f4")}},
     "[dtypes]": {"dtypes": ["float33"]},
     "[sizes]: expected a mapping, got 5": {"sizes": 5},
     "[default]: expected a mapping": {"default": [1]},
@@ -340,8 +356,9 @@ class TestEveryFunction:
 
         assert scale().best().problem.sizes == {"n": 4096}
         assert scale().best({"n": 512}).problem.sizes == {"n": 512}
-        with pytest.raises(InputError, match="n is given twice"):
-            scale().best({"n": 512}, n=9)
+        for sizes, said in (({"n": 512}, "n is given twice"), ([512], r"the sizes are \[512\], expected a mapping")):
+            with pytest.raises(InputError, match=said):
+                scale().best(sizes, n=9)
 
     def test_two_kernels_of_one_name_are_served_apart_and_neither_by_its_name(self):
         first, second = scale(), scale(default={"THREADS": 64, "WORK": 2})

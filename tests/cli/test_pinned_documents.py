@@ -4,7 +4,10 @@
 A key may be added; one that is there neither goes nor changes its kind.
 """
 
+import html
 import json
+import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ import pytest
 from answers import Run
 from stored_runs import record_miss
 
+from autotile.cli import commands
 from autotile.core.model import Problem
+from autotile.core.text import Part, ResultTable
 from autotile.database.database import Database
 from autotile.settings import read_settings
 
@@ -82,6 +87,16 @@ def merged(shapes: list[Any]) -> Any:
     return kinds[0] if len(kinds) == 1 else {"any of": kinds}
 
 
+def texts(part: Part) -> list[str]:
+    """Return the lines of a paragraph, of facts, or of the first rows of a table, with single spaces."""
+    if isinstance(part, ResultTable):
+        found = [part.caption, *(cell for row in part.rows[:100] for cell in row)]
+    else:
+        facts = [("", part)] if isinstance(part, str) else part
+        found = ["\n".join([text] if isinstance(text, str) else text) for _, text in facts]
+    return [" ".join(line.split()) for text in found for line in text.split("\n")]
+
+
 def missing(pinned: Any, found: Any, at: str = "") -> list[str]:
     """Return what a pinned shape has that is not found, or is of another kind."""
     if isinstance(pinned, dict) and isinstance(found, dict) and "any of" not in pinned:
@@ -99,7 +114,10 @@ def missing(pinned: Any, found: Any, at: str = "") -> list[str]:
 def test_keys_and_kinds_stay(
     run: Run, written: Callable[[str], list[str]], scale_toml: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    request.getfixturevalue("monkeypatch").setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    """Each result is one line, too, and HTML with all that its command shows; and it can be pickled."""
+    monkeypatch, show, results = request.getfixturevalue("monkeypatch"), commands.show, list[Any]()
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    monkeypatch.setattr(commands, "show", lambda result, **how: [results.append(result), show(result, **how)])
     text = f'[[tune]]\nkernel = "{scale_toml}"\nproblems = [{{ n = 1048576 }}]\ntrials = 4\n'
     (tmp_path / "plan.toml").write_text(text)
     run(*written("tune KERNEL n=1048576 --replay=RECORDING --db OTHER --trials 5"))
@@ -112,6 +130,12 @@ def test_keys_and_kinds_stay(
         found[name] = {"code": answer.code, "document": shape(answer.document)}
     if request.config.getoption("--pin"):
         FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    assert len(results) > 25
+    for result in results:
+        assert repr(result).startswith(f"<{type(result).__name__}: ")
+        assert repr(pickle.loads(pickle.dumps(result))) == repr(result)
+        page = " ".join(html.unescape(re.sub("<[^>]*>", " ", result._repr_html_())).split())
+        assert [line for part in result._parts() for line in texts(part) if line not in page] == []
     pinned = json.loads(FILE.read_text())
     assert found.keys() == pinned.keys()
     lost = {name: missing(pinned[name], found[name]) for name in pinned}

@@ -22,7 +22,9 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("tune", "KERNEL"),
+        ("tune", "no kernel is named; expected `autotile tune KERNEL"),
+        ("tune --plan none.toml", "none.toml cannot be read: No such file"),
+        ("tune --plan none.toml --misses", "--plan states its kernels"),
         ("tune sgem_2d M=1", "sgemm_2d"),
         ("tune KERNEL n=abc", "n is 'abc'"),
         ("tune KERNEL n=", "expected NAME=VALUE"),
@@ -81,6 +83,8 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         ("export matmul -o OUT/x --l2 hot", "give no sizes, format, GPU or L2"),
         ("import x.json -o OUT/x.npz --db OUT/x.db", "give --output or --db"),
         ("space KERNEL --device h200 --limit 3", "--limit is of compiled configurations; add --compile"),
+        ("space KERNEL --device h200 --seed 2", "--seed is of compiled configurations; add --compile"),
+        ("export KERNEL -o OUT/x --workers 2", "--workers is of a measurement; add --measure"),
         ("explain --threads 32 --dtype float32", "leave them out with --threads"),
         ("explain KERNEL --db OUT/x.db", "is a kernel, which nothing stored changes"),
         ("best KERNEL --bundle OUT/x --db OUT/x.db", "give --bundle or --db"),
@@ -130,6 +134,7 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         ("db path --db EMPTY", "--db is empty"),
         ("db clean --older-than 1d --db EMPTY", "--db is empty"),
         ("best KERNEL n=4096 --device 9", "no CUDA device 9"),
+        ("best KERNEL n=4096 --device no-such-gpu", "'no-such-gpu'"),
         ("import /dev/null", "it is a device"),
         ("space KERNEL n=8 --device h200", "enough_blocks"),
         ("verify none.cu --like KERNEL", "there is no file 'none.cu'"),
@@ -138,6 +143,8 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         ("list --families --recordings", "lists of their own"),
         ("export KERNEL n=4096 -o OUT/out.json", "nothing is tuned yet"),
         ("db clean", "give --older-than, --keep-gpu or --stale"),
+        ("db clean sgem_2d --stale", "no kernel named 'sgem_2d'"),
+        ("tune KERNEL --captured OUT/none", "none/call.json: No such file or directory; give a folder"),
         ("db clean --older-than soon", "cannot be read"),
         ("db clean --older-than EMPTY", "cannot be read"),
         ("db clean --older-than 90", "cannot be read"),
@@ -162,12 +169,16 @@ def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[st
         ("export KERNEL n=7 -o x.json", "tuned are: n=1048576 on NVIDIA H200"),
         (f"{EXPORT} -o x.json --device t4", "was not tuned on Tesla T4"),
         (f"{EXPORT} -o x.json --l2 hot", "was not tuned with a hot L2; tuned are: n=1048576 on NVIDIA H200, cold L2"),
-        ("report --dtype byte -o x.html", "has no trials of int8; it has scale n=1048576 float32"),
+        ("report --dtype byte -o x.html", "has no trials of int8; it has scale n=1048576 float32 on NVIDIA H200"),
+        ("report DATABASE n=4", "is a database; give it as --db DATABASE, or a second one to compare it with"),
         (f"{EXPORT} -o x.json --format xml", "--format"),
         (EXPORT, "no file is named to write to; add -o FILE"),
         (f"{EXPORT} -o no/such/folder/x.json", "cannot write"),
+        (f"{EXPORT} -o /", "it names a folder"),
+        (f"{EXPORT} -o EMPTY --format c-header", "is not the path of an output file"),
         (f"{EXPORT} --format recording -o OUT/x.npz", "replayed from a recording"),
         (f"{EXPORT} -o OUT/x.json --arch sm_90", "--arch is for --format c-header and bundle"),
+        ("export KERNEL n=4 --format c-header -o OUT/x.hpp", "n=4 is not tuned"),
         ("export KERNEL --format c-header -o OUT/x.hpp --device h200", "--device is not for --format c-header"),
         ("export --format bundle KERNEL -o OUT/no/folder/x", "there is no folder"),
         (f"{REPLAY} --trace DATABASE", "it is a database, which is not overwritten"),
@@ -187,7 +198,7 @@ def test_where_a_problem_is_tuned(
     run: Run, written: Callable[[str], list[str]], tmp_path: Path, command: str, said: str
 ) -> None:
     before = {path.name for path in tmp_path.iterdir()}
-    run(*written(command)).is_refused(said)
+    run(*written(command)).is_refused(said.replace("DATABASE", str(tmp_path / "tuning.db")))
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("tuning.db")} <= before
 
 

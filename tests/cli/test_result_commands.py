@@ -149,13 +149,15 @@ class TestExchange:
         done = run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", path, "--json").document
         assert done["configurations"] == 12
         assert len(json.loads(path.read_text())["cache"]) == 12
-        answer = run("import", path, "n=1048576", "--db", tmp_path / "other.db", "--json")
-        assert answer.code == 0
-        assert answer.document["configurations"] == 12
+        words = ("import", path, "n=1048576", "--db", tmp_path / "other.db", "--json")
+        first, again = (run(*words).document for _ in range(2))
+        assert (first["configurations"], first["study"], first["database"]) == (12, 1, str(tmp_path / "other.db"))
+        assert (again["configurations"], again["note"]) == (0, "12 of the file's 12 were imported before")
         (study,) = run("list", "--db", tmp_path / "other.db", "--json").document
         assert study["best"]["config"] == {"THREADS": 256, "WORK": 4}
 
-        assert run("import", path, "n=1048576", "-o", tmp_path / "made.npz").code == 0
+        made = run("import", path, "n=1048576", "-o", tmp_path / "made.npz", "--json").document
+        assert made["recording"] == str(tmp_path / "made.npz")
         assert read_recording_header(tmp_path / "made.npz").problem.sizes == {"n": 1048576}
         run("import", path, "n=1048576", "-o", path).is_refused("the command reads or writes it already")
         run("import", path, "n=0").is_refused("size n is 0")
@@ -181,7 +183,8 @@ class TestExchange:
         assert (done["study"], "note" in done) == (1, False)
         code = scale_toml.with_suffix(".cu")
         code.write_text(code.read_text().replace("factor * x[i]", "x[i] * factor"))
-        assert "another version" in run(*words, "h200", "--json").document["note"]
+        note = "another version of the kernel was tuned; of the present one nothing is"
+        assert run(*words, "h200", "--json").document["note"] == note
 
     def test_a_database_is_left_as_it_is_and_a_study_of_optuna_is_added_once(self, run, scale_toml, tmp_path):
         path = Path(read_settings().database)

@@ -5,7 +5,7 @@ import pytest
 
 from autotile.core import text
 from autotile.core.device import device_profile
-from autotile.core.model import Outcome
+from autotile.core.model import Measurement, Outcome
 from autotile.core.text import RIGHT, Part, Result, ResultTable, funnel_text, outcomes_text
 from autotile.space.limits import occupancy
 
@@ -36,7 +36,8 @@ def test_times_bytes_and_durations(show, value, shown):
 
 def test_other_texts():
     assert [text.flops_text(1.979e15), text.bytes_text(1023700)] == ["1,979 TFLOP/s", "1,000 KiB"]
-    assert [text.percent_text(0.429), text.interval_text(4788.2, 4795.1)] == ["42.9 %", "4,788 to 4,795"]
+    assert text.percent_text(0.429) == "42.9 %"
+    assert text.interval_text(Measurement(4790.0, 4788.2, 4795.1)) == "4,788 to 4,795"
     assert text.sizes_text({"M": 4096, "N": 8}) == "M=4096 N=8"
     assert [text.plural(1, "study", "studies"), text.plural(1200, "trial")] == ["1 study", "1,200 trials"]
     assert text.moment_text(None) == "-"

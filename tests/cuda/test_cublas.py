@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autotile.cuda import cublas
-from autotile.cuda.compiler import CompileJob, CubinCache, parameter_bytes
+from autotile.cuda.compiler import CompileJob, CubinCache, function_attributes
 from autotile.cuda.cublas import Gemm, GemmLayout, cublas_version
 from autotile.errors import ToolchainError
 
@@ -100,7 +100,7 @@ def test_the_rounding_kernel_compiles(tmp_path: Path, dtype: str) -> None:
     job = CompileJob(source, source, "rounding.cu", "round_sums", "sm_90", options)
     cubin = CubinCache(tmp_path, 1 << 20).get_or_compile(job)
     assert cubin.resources.spill_store_bytes == 0
-    assert parameter_bytes(cubin.path.read_bytes(), "round_sums") == (8, 8, 8)
+    assert function_attributes(cubin.path.read_bytes(), "round_sums") == ((8, 8, 8), 256, None)
 
 
 @pytest.mark.parametrize(

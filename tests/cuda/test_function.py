@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -66,17 +67,22 @@ class TestSteps:
         spec = kernel.spec
         compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90"))
         assert tuple(compiled.functions) == spec.entries
-        resources = {entry: function.resources for entry, function in compiled.functions.items()}
+        functions = dict(compiled.functions)
         plan = LaunchPlan.of(spec, spec.default, spec.sizes, H200)
-        steps = compiled_steps(spec, plan, resources, H200)
+        steps = compiled_steps(spec, plan, functions, H200)
         assert [step.fault for step in steps] == [""] * len(plan.steps)
         assert steps[0].geometry == plan.main.geometry
         assert {step.entry for step in steps} == {spec.steps[launch.step].entry for launch in plan.launches}
         last = spec.steps[plan.launches[-1].step].entry
-        resources[last] = msgspec.structs.replace(resources[last], static_smem_bytes=10**6)
-        faults = {step.entry: step.fault for step in compiled_steps(spec, plan, resources, H200)}
-        named = f"{last}: " if len(spec.steps) > 1 else ""
-        assert faults[last].startswith(f"{named}no block fits on an SM")
+        large = msgspec.structs.replace(functions[last].resources, static_smem_bytes=10**6)
+        for fault, changed in (
+            ("no block fits on an SM", {"resources": large}),
+            ("a block of", {"max_threads": 0}),
+            ("a grid of", {"cluster": (1, 1, 7)}),
+        ):
+            changed_functions = functions | {last: replace(functions[last], **changed)}
+            faults = {step.entry: step.fault for step in compiled_steps(spec, plan, changed_functions, H200)}
+            assert faults[last].startswith((f"{last}: " if len(spec.steps) > 1 else "") + fault)
 
     def test_every_launch_has_its_own_values(self, scan: Kernel) -> None:
         _, launches = packed(scan, N=300)

@@ -154,18 +154,18 @@ def test_headers_of_the_author_with_host_code(tmp_path: Path) -> None:
         ("#include <curand_none.h>\n__global__ void k() {}", "pip install nvidia-curand"),
         ("__global__ void k(float* x) { x[0] = TILE; }", r"defines = \{ TILE ="),
         ("static const int BLOCK = 128;\n__global__ void k(float* x) { x[0] = BLOCK; }", "BLOCK is a parameter here"),
+        ("struct P { int BLOCK; };\n__global__ void k(P p) {}", "the compiler reads '64' for it"),
+        ("__global__ void k(float* x) { float* BLOCK::y = x; }", "BLOCK is a parameter here"),
         ("__global__ void k(float* x) { std::vector<int> v; }", "__CUDACC_RTC__"),
+        (  # of whose lines none is left out
+            "#warning first\n#include <vector>\nint main()\n{\n\n}\n__global__ void k(float* x) { x[0] = y; }",
+            r'^x\.cu\(7\): error: identifier "y" is undefined',
+        ),
     ],
 )
-def test_an_error_gives_the_cure(source: str, cure: str) -> None:
+def test_an_error_gives_the_cure_and_the_line(source: str, cure: str) -> None:
     with pytest.raises(CompileError, match=cure):
         compile_cubin(job(source, options=("-DBLOCK=64",)))
-
-
-def test_lines_are_those_of_the_source() -> None:
-    source = "#warning first\n#include <vector>\nint main()\n{\n\n}\n__global__ void k(float* x) { x[0] = y; }"
-    with pytest.raises(CompileError, match=r'^x\.cu\(7\): error: identifier "y" is undefined'):
-        compile_cubin(job(source))
 
 
 def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from autotile.core.model import Problem
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, SpecError
 from autotile.kernel.contents import encode_chunks
-from autotile.kernel.inputs import InputMaker, missing_input, read_captured_call, with_captured_call
+from autotile.kernel.inputs import input_maker, missing_input, read_captured_call, with_captured_call
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.launching import CaptureFolder
@@ -38,7 +38,7 @@ def spec_of(content: str, dtype: str = "float32", shape: str = '["N"]', more: st
 
 def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.ndarray:
     sizes = spec.ragged if check else spec.sizes
-    return InputMaker(spec, sizes, "float32", seed=seed, check=check).stored("x")
+    return input_maker(spec, sizes, "float32", seed=seed, check=check)("x")
 
 
 def test_generators_take_their_parameters_which_may_depend_on_sizes() -> None:
@@ -78,8 +78,8 @@ def test_numbers_and_expressions_of_sizes_scalars_and_generators(content: str, v
 def test_expressions_use_other_inputs_as_the_kernel_gets_them() -> None:
     more = 'z = { buffer = "float16", shape = ["N"], access = "in", init = "uniform(0, 1)" }'
     spec = spec_of('init = "2 * z + 1"', more=more)
-    maker = InputMaker(spec, spec.sizes, "float32")
-    np.testing.assert_array_equal(maker.stored("x"), (2 * maker.stored("z").astype(np.float64) + 1).astype(np.float32))
+    maker = input_maker(spec, spec.sizes, "float32")
+    np.testing.assert_array_equal(maker("x"), (2 * maker("z").astype(np.float64) + 1).astype(np.float32))
 
 
 def test_each_generator_draws_numbers_of_its_own() -> None:
@@ -92,9 +92,9 @@ def test_each_generator_draws_numbers_of_its_own() -> None:
 def test_another_process_makes_the_same_values() -> None:
     spec = spec_of('init = "normal(0, 1) + permutation(N) + integers(0, 10)"')
     program = (
-        "import hashlib; from autotile.kernel.parser import parse_spec; from autotile.kernel.inputs import InputMaker\n"
+        "import hashlib; from autotile.kernel import inputs; from autotile.kernel.parser import parse_spec\n"
         f"spec = parse_spec({spec.text!r}, 'k.toml')\n"
-        "print(hashlib.sha256(InputMaker(spec, spec.sizes, 'float32').stored('x').tobytes()).hexdigest())"
+        "print(hashlib.sha256(inputs.input_maker(spec, spec.sizes, 'float32')('x').tobytes()).hexdigest())"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert found == hashlib.sha256(values_of(spec).tobytes()).hexdigest()
@@ -217,8 +217,8 @@ def test_the_sparse_matrix_of_the_documentation() -> None:
     text = spec_of('init = "normal"').text.replace("K = 16", "K = 16, M = 500, NNZ = 7000")
     spec = parse_spec(text.replace("[reference]", "\n".join([*lines, "", "[reference]"])), "k.toml")
     for sizes in (spec.sizes, spec.ragged):
-        maker = InputMaker(spec, sizes, "float32")
-        row_start, column = maker.stored("row_start"), maker.stored("column")
+        maker = input_maker(spec, sizes, "float32")
+        row_start, column = maker("row_start"), maker("column")
         assert (row_start[0], row_start[-1], len(row_start)) == (0, sizes["NNZ"], sizes["N"] + 1)
         assert (np.diff(row_start) >= 0).all()
         assert column.min() >= 0
@@ -268,8 +268,8 @@ def test_a_call_is_written_and_used(tmp_path: Path) -> None:
     call = read_captured_call(folder)
     assert (call.kernel, call.sizes, call.dtype, call.scalars) == ("k", {"N": 100}, "float32", {"alpha": 0.5})
     spec = with_captured_call(SPEC, folder)
-    maker = InputMaker(spec, call.sizes, "float32", check=True)
-    np.testing.assert_array_equal(maker.stored("x"), np.arange(100))
+    maker = input_maker(spec, call.sizes, "float32", check=True)
+    np.testing.assert_array_equal(maker("x"), np.arange(100))
     assert spec.scalars[0].given(call.sizes, check=True) == 0.5
     assert missing_input(spec, {"N": 99}, "float32")  # used as a whole only
 

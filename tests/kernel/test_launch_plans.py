@@ -11,7 +11,7 @@ from spec_samples import SGEMM, copy_spec, make_spec, refused
 from step_kernels import PARTIAL_SPACE, TILED_SPACE, write_steps
 
 from autotile.core.device import EXPRESSION_NAMES, device_profile
-from autotile.core.model import LaunchGeometry, Problem, Resources, Value
+from autotile.core.model import CompiledFunction, LaunchGeometry, Problem, Resources, Value
 from autotile.cuda import driver
 from autotile.cuda.instance import Instances
 from autotile.database.keys import space_hash
@@ -258,8 +258,11 @@ def test_more_cooperative_blocks_than_are_resident_are_refused() -> None:
             assert f"a cooperative launch of {blocks:,} blocks, of which {H200.name} holds {resident:,}" in reason
     spec = launched("cooperative = true", blocks=str(resident))
     for registers, fault in ((32, False), (128, True)):  # those of the compiled kernel count
-        (step,) = compiled_steps(spec, plan(spec), {"k": Resources(registers, 0, 0, 0, 0)}, H200)
+        (step,) = compiled_steps(spec, plan(spec), {"k": CompiledFunction("k", Resources(registers, 0, 0, 0, 0))}, H200)
         assert ("a cooperative launch" in step.fault) == bool(step.fault) == fault
+    spec, function = launched("cluster = [2]"), CompiledFunction("k", Resources(32, 0, 0, 0, 0), cluster=(4, 1, 1))
+    (step,) = compiled_steps(spec, plan(spec), {"k": function}, H200)
+    assert step.fault == "clusters of (2, 1, 1) blocks are declared, but its __cluster_dims__ are (4, 1, 1)"
 
 
 def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:

@@ -97,25 +97,6 @@ class TestFormsOfIncludes:
     def folder(self, scale_toml: Path) -> Path:
         return scale_toml.parent
 
-    @pytest.mark.parametrize("lines", ['#include "a.cuh"\n', "#include <cuda_fp16.h>\n#include <cuda/std/array>\n"])
-    def test_circles_end_and_the_toolkits_are_not_read(self, scale_toml: Path, folder: Path, lines: str) -> None:
-        for name, other in ("ab", "ba"):
-            (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(lines + template.read_text())
-        assert len(source_hash(scale_toml)) == 64
-
-    def test_a_link_includes_what_is_beside_it(self, scale_toml: Path, folder: Path) -> None:
-        for name in ("links", "deep"):
-            (folder / name).mkdir()
-        (folder / "deep" / "a.h").write_text('#include "x.h"\n')
-        (folder / "links" / "a.h").symlink_to(folder / "deep" / "a.h")
-        self._expect_change(scale_toml, folder / "links" / "x.h", '#include "links/a.h"\n')
-
-    @pytest.mark.parametrize("prefix", ["??=include", "#inc??/\nlude", "// a comment ??/\n*/\n#include"])
-    def test_trigraphs_of_cxx14(self, scale_toml: Path, folder: Path, prefix: str) -> None:
-        self._expect_change(scale_toml, folder / "x.h", f'{prefix} "x.h"\n')
-
     @pytest.mark.parametrize(
         ("line", "counts"),
         [
@@ -137,23 +118,36 @@ class TestFormsOfIncludes:
         (folder / "x.h").write_text("")
         assert (source_hash(scale_toml) != before) == counts
 
+    MACRO = "#define HEADER {}\n#include HEADER\n"
+
     @pytest.mark.parametrize(
-        ("operand", "changed"),
+        ("text", "changed"),
         [
-            ('"../common/x.h"', "common/x.h"),
-            ("STR(../common/x_##N.h)", "common/x_8.h"),
-            ('".hidden/x.h"', "kernels/.hidden/x.h"),
-            ('"deep/x.h"', "common/below.h"),  # which it includes in turn
-            ('"latin.h"', "kernels/latin.h"),
+            (MACRO.format('"../common/x.h"'), "common/x.h"),
+            (MACRO.format("STR(../common/x_##N.h)"), "common/x_8.h"),
+            (MACRO.format('".hidden/x.h"'), "kernels/.hidden/x.h"),
+            (MACRO.format('"deep/x.h"'), "common/below.h"),  # which it includes in turn
+            (MACRO.format('"latin.h"'), "kernels/latin.h"),
+            ('#include "links/a.h"\n', "kernels/links/x.h"),  # a link includes what is beside it
+            *(  # trigraphs of C++14
+                (f'{begin} "x.h"\n', "kernels/x.h")
+                for begin in ("??=include", "#inc??/\nlude", "// a comment ??/\n*/\n#include")
+            ),
         ],
     )
-    def test_what_a_macro_may_name(self, scale_toml: Path, tmp_path: Path, operand: str, changed: str) -> None:
-        for name in ("common", "kernels/.hidden", "kernels/deep"):
+    def test_a_header_counts(self, scale_toml: Path, tmp_path: Path, folder: Path, text: str, changed: str) -> None:
+        for name in ("common", "kernels/.hidden", "kernels/deep", "kernels/links"):
             (tmp_path / name).mkdir()
-        (tmp_path / "kernels" / "deep" / "x.h").write_text('#include "../../common/below.h"\n')
-        (tmp_path / "kernels" / "latin.h").write_bytes(b"// \xe9t\xe9\n")
-        text = f"#define HEADER {operand}\n#include HEADER\n"
-        self._expect_change(scale_toml, tmp_path / changed, text)
+        (folder / "deep" / "x.h").write_text('#include "../../common/below.h"\n')
+        (folder / "deep" / "a.h").write_text('#include "x.h"\n')
+        (folder / "links" / "a.h").symlink_to(folder / "deep" / "a.h")
+        (folder / "latin.h").write_bytes(b"// \xe9t\xe9\n")
+        scale_toml.with_suffix(".cu").write_text(text)
+        hashes = {source_hash(scale_toml)}
+        for content in ("#define VALUE 1\n", "#define VALUE 2\n"):
+            (tmp_path / changed).write_text(content)
+            hashes.add(source_hash(scale_toml))
+        assert len(hashes) == 3
 
     def test_what_a_macro_cannot_name(self, scale_toml: Path, folder: Path) -> None:
         """Lists of values, databases and the files of version control may change."""
@@ -200,11 +194,25 @@ class TestFormsOfIncludes:
             yield
 
     @pytest.mark.parametrize(
-        "line", ['#define HEADER "x.h"\n#include HEADER', '#define HEADER "/dev/zero"\n#include HEADER']
+        "text",
+        [
+            '#include "a.cuh"',  # which includes b.cuh, which includes a.cuh
+            "#include <cuda_fp16.h>\n#include <cuda/std/array>",
+            *(f'#define HEADER "{name}"\n#include HEADER' for name in ("x.h", "/dev/zero")),
+            *(
+                f'#include "{n}"\n#if __has_include(<{n}>)\n#endif'
+                for n in ("a\0b", 5000 * "a", "", ".", "..", "self.h")
+            ),
+        ],
     )
     @pytest.mark.usefixtures("special_files")
-    def test_only_regular_files_are_opened(self, scale_toml: Path, line: str) -> None:
-        scale_toml.with_suffix(".cu").write_text(f"{line}\n")
+    def test_circles_end_and_no_special_file_or_name_of_none_is_opened(
+        self, scale_toml: Path, folder: Path, text: str
+    ) -> None:
+        (folder / "self.h").symlink_to("self.h")
+        for name, other in ("ab", "ba"):
+            (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
+        scale_toml.with_suffix(".cu").write_text(f"{text}\n")
         assert len(source_hash(scale_toml)) == 64
 
     @pytest.mark.parametrize(
@@ -231,21 +239,6 @@ class TestFormsOfIncludes:
         scale_toml.with_suffix(".cu").write_text(f'#include "../{name}"\n')
         with pytest.raises(InputError, match=r"scale\.cu:1: .* is outside of the kernel's folder"):
             source_hash(scale_toml)
-
-    @pytest.mark.parametrize("name", ["a\0b", "a" * 5000, "", ".", "..", "self.h"])
-    def test_names_that_no_file_has(self, scale_toml: Path, folder: Path, name: str) -> None:
-        (folder / "self.h").symlink_to("self.h")
-        scale_toml.with_suffix(".cu").write_text(f'#include "{name}"\n#if __has_include(<{name}>)\n#endif\n')
-        assert len(source_hash(scale_toml)) == 64
-
-    @staticmethod
-    def _expect_change(toml: Path, header: Path, text: str) -> None:
-        toml.with_suffix(".cu").write_text(text)
-        hashes = {source_hash(toml)}
-        for content in ("#define VALUE 1\n", "#define VALUE 2\n"):
-            header.write_text(content)
-            hashes.add(source_hash(toml))
-        assert len(hashes) == 3
 
 
 class TestNormalizing:
@@ -285,14 +278,9 @@ class TestNormalizing:
     @pytest.mark.parametrize(
         "unit",
         [
-            *(
-                "/*", "/", '"', "'", "\\", "\\\n", "/\\\n", '"\\\n', "1\\\n", "1'", "1.", "'1", 'R"x(', 'R"',
-                'u8R"(', "*\\\n",
-            ),
-            *(
-                "#include <", "#include", "%:", "__has_include(<", "__has_include", "defined ", "include <a//",
-                "??/", "\r",
-            ),
+            "/*", "/", '"', "'", "\\", "\\\n", "/\\\n", '"\\\n', "1\\\n", "1'", "1.", "'1", 'R"x(', 'R"', 'u8R"(',
+            "*\\\n", "#include <", "#include", "%:", "__has_include(<", "__has_include", "defined ", "include <a//",
+            "??/", "\r",
         ],
     )  # fmt: skip
     def test_time_is_linear(self, unit: str) -> None:

@@ -143,7 +143,8 @@ PROBLEM = [
     (SIZES, "[4096]", "problem.sizes", ["expected a table, got a list"]),
     ("{ M = 389 }", "{ m = 389 }", "problem.ragged.m", ["unknown key 'm'", "known: M, N, K"]),
     ("{ M = 389 }", "{ M = 0 }", "problem.ragged.M", ["whole number from 1"]),
-    ('"float64"]', '"double"]', "problem.dtypes", ["'double' is not accepted", "float16, bfloat16"]),
+    ('"float64"]', '"double"]', "problem.dtypes", ["'double' is not accepted; write 'float64'"]),
+    ('"float64"]', '"float65"]', "problem.dtypes", ["'float65' is not accepted", "float16, bfloat16"]),
     ('"float64"]', '"float32"]', "problem.dtypes", ["listed twice"]),
     ('["float32", "float64"]', "[]", "problem.dtypes", ["the list is empty"]),
 ]

@@ -82,6 +82,8 @@ class TestFunctions:
             spec_with(bad=lambda A, B: A // 0 > B)
         with pytest.raises(SpecError, match=r"argument 'AA', which is not a parameter; did you mean 'A'"):
             spec_with(bad=lambda AA, B: AA > B)
+        with pytest.raises(SpecError, match=r"TypeError: .*, given a mapping of all parameters as none of them is an"):
+            spec_with(bad=lambda AA: AA > 3)
 
     def test_a_function_that_allows_nothing_is_an_empty_space(self):
         spec = spec_with(some=lambda A: A > 0)

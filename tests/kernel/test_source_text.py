@@ -1,5 +1,6 @@
 """CUDA C++ as text: functions and their parameters, host code, entries, signatures, and macros of the parameters."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -170,47 +171,42 @@ class TestSignatures:
 
     def test_the_error_names_the_file(self) -> None:
         taken = {self.SPEC.entry: CompiledFunction("scale", Resources(8, 0, 0, 0, 0), (8,))}
+        kernel = Kernel(self.SPEC, self.SOURCE, Path("sample.cu"), "")
         with pytest.raises(SpecError, match=r"sample\.toml.*arguments"):
-            check_signatures(
-                Kernel(self.SPEC, self.SOURCE, Path("sample.cu"), ""),
-                "float32",
-                CachedCubin(Path("x.cubin"), "", taken),
-            )
+            check_signatures(kernel, "float32", CachedCubin(Path("x.cubin"), "", taken))
 
 
-def prepend(scale_toml: Path, line: str) -> None:
+OVERRIDING = (
+    "#define THREADS 128",
+    " # define THREADS",
+    "#ifdef X\n#endif\n#define THREADS 128",
+    "#define THREADS(x) x",
+)
+HARMLESS = (
+    "#ifndef THREADS\n#define THREADS 128\n#endif",
+    "#if !defined(THREADS)\n#  define THREADS 128\n#endif",
+    "// #define THREADS 128",
+    "/*\n#define THREADS 128\n*/",
+    "#define THREADS_Y 128\n#define N_THREADS (2 * THREADS)",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "works", "said"),
+    [
+        *((lines, "[1, 2, 4]", "#define THREADS in the") for lines in OVERRIDING),
+        *((lines, "[1, 2, 4]", "") for lines in HARMLESS),
+        ("#define WORK 1", "[1, 2, 4]", "#define WORK in the"),
+        ("#define WORK 1", "[1]", ""),  # its only value once more
+    ],
+)
+def test_a_parameter_that_the_template_defines(scale_toml: Path, lines: str, works: str, said: str) -> None:
     template = scale_toml.with_suffix(".cu")
-    template.write_text(f"{line}\n{template.read_text()}")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("#define THREADS 128", " # define THREADS", "#ifdef X\n#endif\n#define THREADS 128", "#define THREADS(x) x"),
-        "#define WORK 1",
-    ],
-)
-def test_a_parameter_that_the_template_defines(scale_toml: Path, line: str) -> None:
-    prepend(scale_toml, line)
-    with pytest.raises(InputError, match=r"#define (\w+) in the template overrides .* of \1; .* between #ifndef \1"):
-        load_kernel(scale_toml)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "#ifndef THREADS\n#define THREADS 128\n#endif",
-        "#if !defined(THREADS)\n#  define THREADS 128\n#endif",
-        "// #define THREADS 128",
-        "/*\n#define THREADS 128\n*/",
-        "#define THREADS_Y 128\n#define N_THREADS (2 * THREADS)",
-        "#define WORK 1",  # its only value once more
-    ],
-)
-def test_a_default_in_the_template(scale_toml: Path, line: str) -> None:
-    prepend(scale_toml, line)
-    scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1]"))
-    assert load_kernel(scale_toml).name == "scale"
+    template.write_text(f"{lines}\n{template.read_text()}")
+    scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", f"WORK = {works}"))
+    overrides = r" template overrides .* of (\w+); .* between #ifndef \1"
+    with pytest.raises(InputError, match=said + overrides) if said else nullcontext():
+        assert load_kernel(scale_toml).name == "scale"
 
 
 OUTPUT = ('shape = ["n"], access = "out"', 'shape = [1], access = "out"')

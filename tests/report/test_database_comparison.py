@@ -153,6 +153,8 @@ class TestUncertainty:
         (one,) = found.problems
         assert one.clock_ratio == found.clock_ratio == (pytest.approx(1.06) if gpu == "h200" else None)
         assert one.verdict == verdict
+        assert ("took 6.0 % longer in B" in found._repr_html_()) == (gpu == "h200")
+        assert "took as long in B" in compare(a.path, a.path)._repr_html_()
 
     def test_of_many_equal_problems_none_is_slower(self, a: Book, b: Book) -> None:
         for i in range(8):

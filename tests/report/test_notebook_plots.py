@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from report_studies import SCRIPT
 
 import autotile
-from autotile.api.results import TrialList
+from autotile.api.results import StudyTrial, TrialList
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
 from autotile.errors import InputError, ToolchainError
@@ -125,8 +125,15 @@ class TestTrials:
         few = autotile.trials("sgemm_2d", SIZES, database=database, outcome="ok", limit=3)
         names = {trace.name for trace in few.plot_roofline().data}
         assert {"winner", "DRAM (datasheet) 4,814 GB/s"} <= names
-        with pytest.raises(InputError, match="of one study, these are of 0; name sizes"):
+        with pytest.raises(InputError, match=r"no trials that a chart could be of; `autotile\.list\(\)` shows"):
             TrialList(()).plot_finals()
+        key, stored = few.trials[0]
+        for changed, said in (
+            ({"template_hash": "0" * 64}, "the source of the kernel; let `autotile.report` draw them all"),
+            ({"dtype": "float64", "sizes": {}}, "the dtype and sizes; name the sizes and the dtype, or let"),
+        ):
+            with pytest.raises(InputError, match=f"these trials are of 2, which differ in {said}"):
+                TrialList((*few.trials, StudyTrial(replace(key, **changed), stored))).plot_finals()  # type: ignore[arg-type]
 
 
 def test_a_space_its_limits_and_the_occupancy_over_a_resource() -> None:

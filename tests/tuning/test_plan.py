@@ -1,6 +1,7 @@
 """Plans: their file, their order, what is done already, and whole runs by replay on simulated GPUs."""
 
 import json
+import pickle
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,10 @@ class TestFile:
             record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", count)
         plan = autotile.plan(str(scale_toml))
         assert [one.problem.sizes["n"] for one in plan.problems] == [700, 512]
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        assert {one.asked_as for one in autotile.plan(load_kernel(scale_toml)).problems} == {"scale"}
+        with pytest.raises(InputError, match="save this one as a search-space file"):
+            autotile.plan(load_kernel(scale_toml), output=tmp_path / "misses.toml")
         assert [sorted(sizes_of(write_plan(plan, tmp_path / "misses.toml"))) for _ in "12"] == 2 * [[512, 700]]
         for other in (scale_toml, read_settings().database):
             with pytest.raises(InputError, match="it exists and is no plan"):
@@ -186,6 +191,9 @@ class TestRuns:
         result = tune_plan(planned(6), options, steps.append)
         assert states(result) == ["tuned"] * 3
         assert (result.is_complete, result.interrupted) == (True, False)
+        copied = pickle.loads(pickle.dumps(result))
+        assert copied.to_json() == result.to_json()
+        assert copied.entries[0].planned.target.source_hash == result.entries[0].planned.target.source_hash
         assert [step.path[0].ended for step in steps if step.ending] == [1, 2, 3]
         assert {step.path[0].number for step in steps} == {1, 2, 3}
         before = len(bench.stored())

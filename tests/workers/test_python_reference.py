@@ -21,7 +21,7 @@ import pytest
 from spec_samples import SGEMM
 
 from autotile.errors import InputError
-from autotile.kernel.inputs import InputMaker, expected_file
+from autotile.kernel.inputs import expected_file, input_maker
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.python_kernel import ReferenceFunction
 from autotile.workers.python_reference import DrawnInputs, ExpectedFolder
@@ -41,8 +41,8 @@ def results(function: Callable[..., Any], *sets: DrawnInputs, limit_s: float = 3
 
 
 def inputs(seed: int = 0) -> dict[str, np.ndarray]:
-    maker = InputMaker(SPEC, SIZES, "float32", seed=seed, check=True)
-    return {name: maker.stored(name).astype(np.float64) for name in ("A", "B", "C")}
+    maker = input_maker(SPEC, SIZES, "float32", seed=seed, check=True)
+    return {name: maker(name).astype(np.float64) for name in ("A", "B", "C")}
 
 
 def by_name(C: np.ndarray, A: np.ndarray, B: np.ndarray, alpha: float, *, N: int) -> np.ndarray:

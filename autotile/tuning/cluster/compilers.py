@@ -21,9 +21,9 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from autotile.core.documents import Name, Text, decode_json, encode_json, to_fields
-from autotile.core.model import Outcome
+from autotile.core.model import CompiledFunction, Outcome
 from autotile.core.text import plural
-from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob
+from autotile.cuda.compiler import Compilation, CompileJob
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
 from autotile.kernel.sources import OwnSources, read_bytes
