@@ -31,6 +31,7 @@ import random, sys
 import autotile.kernel_tuner.interface as _interface
 from autotile.core.device import device_profile
 from autotile.cuda.compiler import compile_cubin, compile_job
+from autotile.errors import CompileError
 from autotile.space.search_space import feasible_space
 
 def _compile(kernel):
@@ -38,8 +39,11 @@ def _compile(kernel):
     space = feasible_space(kernel.spec, kernel.spec.sizes, device)
     for row in random.Random(0).sample(range(len(space)), min(4, len(space))):
         config = space.config(row)
-        found = compile_cubin(compile_job(kernel, config, kernel.spec.dtypes[0], device.architecture))
-        print("compiled", config, found.resources)
+        try:
+            found = compile_cubin(compile_job(kernel, config, kernel.spec.dtypes[0], device.architecture)).resources
+        except CompileError as error:  # an ordinary result of a configuration
+            found = error
+        print("compiled", config, found)
     print(f"{len(space)} valid configurations")
 
 def _tune(self, described):

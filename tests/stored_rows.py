@@ -18,7 +18,7 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.learned import (
     FamilyState,
-    MissCostEstimator,
+    miss_costs,
     save_ceilings,
     save_family_state,
     save_model,
@@ -109,7 +109,7 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
                     config_key(stored.trial.config)
                 database.runs(study.study_id)
                 database.tried(study.study_id)
-            MissCostEstimator(database, load_kernel(KERNEL))
+            miss_costs(database, load_kernel(KERNEL))
 
     def fresh(name: str) -> Path:
         for old in folder.glob(f"{name}*"):

@@ -18,6 +18,7 @@ from autotile.api.targets import (
     sizes_notice,
 )
 from autotile.core.argument_types import checked_except
+from autotile.core.device import device_profile
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text
@@ -31,7 +32,7 @@ from autotile.exchange.cpp_header import namespace_of, write_shipped_header
 from autotile.exchange.kernel_tuner import (
     import_into_database,
     import_into_recording,
-    read_cache,
+    read_results,
     write_cache,
     write_t4,
 )
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from autotile.tuning.result import Recorded
 
 ExportFormat = Literal["t4", "kernel-tuner", "optuna", "recording", "c-header", "bundle", "plan"]
-ImportFormat = Literal["kernel-tuner"]
 KernelSelection = str | Path | KernelHolder | tuple[str | Path | KernelHolder, Mapping[str, int] | None]
 """Kernel by name or path; or with the sizes of one problem, where None stands for all problems."""
 
@@ -404,7 +404,7 @@ def export_models(
     models = []
     if opened is not None:
         with opened:
-            models = read_models(opened, operation.name, dtype and dtype_name(dtype))
+            models = read_models(opened, operation.name, dtype)
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; tune a range of sizes on a GPU, such as SIZE=1..8192")
@@ -416,15 +416,17 @@ def export_models(
     return write_models(path, models)
 
 
-@checked_except("format")
+@checked_except()
 def import_(
     file: str | Path,
     sizes: Mapping[str, int] | None = None,
     /,
     *,
     output: str | Path | None = None,
-    format: ImportFormat = "kernel-tuner",
-    dtype: str = "float32",
+    format: Literal["kernel-tuner", "t4"] | None = None,
+    kernel: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
     database: str | Path | None = None,
     **named_sizes: int,
 ) -> Transfer:
@@ -436,41 +438,47 @@ def import_(
     Parameters
     ----------
     file
-        Cache file of Kernel Tuner.
+        Cache file of Kernel Tuner, or file of T4 results.
     sizes, **named_sizes
-        Problem sizes by name. None for those of the file, named x, y, z.
+        Problem sizes by name. None for those of the file, named x, y, z if it does not name them.
     output
         Write a recording for replay. None for the database.
     format
-        What wrote the file.
+        What wrote the file. None for what it looks like.
+    kernel
+        Name of the kernel. None for that of the file, or the name of a file that states none.
+    device
+        Name of the GPU that they were measured on, which T4 results of Kernel Tuner do not state, or of its profile.
+        None for that of the file.
     dtype
-        Element type of the problem.
+        Element type of the problem. None for that of the file, float32 if it has none.
     database
         Tuning database: an SQLite file or a postgresql:// URL. None for the user's own, see `autotile db path`.
 
     Raises
     ------
     InputError
-        The file cannot be read, or the database or the recording cannot be written.
+        The file cannot be read, does not state what is not given or contradicts the sizes, or the database or the
+        recording cannot be written.
     """
-    if format not in get_args(ImportFormat):
-        raise InputError(f"there is no format {format!r}; expected {', '.join(get_args(ImportFormat))}")
     if output is not None and database is not None:
         raise InputError("results go into a recording or into a database; give --output or --db")
-    path = user_path(file, "a cache file")
-    cache = read_cache(path)
-    key = cache.key(merge_sizes(sizes, named_sizes) or None, dtype)
+    path = user_path(file, "a file of results")
+    with suppress(InputError):  # no profile: the name of a GPU
+        device = device and device_profile(device).name
+    results = read_results(path, format, kernel=kernel, gpu_name=device)
+    key = results.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object] = {"recording": str(output)}
-    added = count = len(cache.trials)
+    added = count = len(results.trials)
     if output is not None:
-        import_into_recording(check_output(output, path, makes_folder=True), cache, key)
+        import_into_recording(check_output(output, path, makes_folder=True), results, key)
     else:
         with Database.open(database_location(database)) as opened:
-            study, added = import_into_database(opened, cache, key)
+            study, added = import_into_database(opened, results, key)
             known = [f"{count - added:,} of the file's {count:,} were imported before"] if added < count else []
             details = {"study": study, "database": opened.location}
             details |= {"note": "; ".join(notes)} if (notes := [*known, *opened.notices]) else {}
-    return Transfer("imported", path, format, key.problem, key.gpu_name, added, details)
+    return Transfer("imported", path, results.format, key.problem, key.gpu_name, added, details)
 
 
 @checked_except("kernels")
@@ -599,7 +607,7 @@ def _export_trials(
         notes.append(f"{plural(left, 'configuration')} of other parameters left out")
     details: dict[str, object] = {"study": study.study_id, **({"note": "; ".join(notes)} if notes else {})}
     if file_format == "t4":
-        metadata = write_t4(path, trials, study.device)
+        metadata = write_t4(path, key, trials, study.device)
         details |= {"metadata": str(metadata)} if metadata is not None else {}
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)

@@ -323,9 +323,13 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "import": Command(
         "api.exchange.import_",
-        ("autotile import cache.json M=4096 N=4096 K=4096", "autotile import cache.json N=1048576 -o vector_add.npz"),
+        (
+            "autotile import cache.json M=4096 N=4096 K=4096",
+            "autotile import cache.json N=1048576 -o vector_add.npz",
+            "autotile import vector_add.json N=1048576 --device h200",
+        ),
         RESULTS,
-        {"output": "-o --output FILE.npz"},
+        {"output": "-o --output FILE.npz", "device": "NAME"},
     ),
     "worker": Command(
         "api.devices.worker",

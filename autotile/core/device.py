@@ -1,14 +1,14 @@
 """Properties of CUDA devices: profiles of known GPUs, and the limits of each compute capability.
 
-The figures are in ``devices/*.toml`` (one file per GPU) and ``compute_capabilities.toml``, each with its source. Memory
-sizes are those of the datasheets, in GiB; a live device reports slightly less.
+The figures are in ``devices/*.toml`` (one file per GPU) and ``compute_capabilities.toml``, each with its source, as a
+test checks. Memory sizes are those of the datasheets, in GiB; a live device reports slightly less.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from autotile.core.documents import Bytes, Name, NonNegative, Positive, convert
-from autotile.errors import DataError, InputError
+from autotile.errors import InputError
 
 Source = Literal["cuda", "profile", "replayed"]
 Capability = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,3}\.[0-9]{1,3}\Z")]
@@ -101,53 +101,8 @@ EXPRESSION_NAMES = tuple(
 """Names of ``device.*`` in expressions: all integer properties."""
 
 
-_Names = msgspec.defstruct("_Names", [("name", Name), ("compute_capability", Capability)])
-
-
-class _Figure(msgspec.Struct, forbid_unknown_fields=True):
-    """A property with the document that states it."""
-
-    value: Any
-    source: str
-
-
-def _read_table(text: str, source: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: not TOML: {error}") from None
-
-
-def _read_figures(table: Any, sources: Any, location: str, known: Collection[str]) -> dict[str, Any]:
-    """Return the values of the figures in a table, each of which names its source.
-
-    ``sources`` is the table of that name in the file: documents by the short names that figures refer to. A figure
-    without one, or that is not ``known``, is an `InputError`.
-    """
-    if not isinstance(sources, dict):
-        raise InputError(f"{location}: there is no [sources] table; list the documents that the figures come from")
-    if not isinstance(table, dict):
-        raise InputError(f"{location}: expected a table of figures, got {table!r}")
-    figures = {}
-    for name, entry in table.items():
-        try:
-            figure = convert(entry, _Figure)
-        except DataError as error:
-            raise InputError(f"{location}: {name}: {error}; expected {{ value = ..., source = ... }}") from None
-        if figure.source not in sources:
-            listed = ", ".join(sources)
-            raise InputError(f"{location}: {name}: source {figure.source!r} is not in [sources]; listed: {listed}")
-        figures[name] = figure.value
-    if surplus := figures.keys() - {*known}:
-        raise InputError(f"{location}: does not belong here: {', '.join(sorted(surplus))}")
-    return figures
-
-
 _FOLDER = Path(__file__).parent
 _CAPABILITIES = _FOLDER / "compute_capabilities.toml"
-
-_LIMITS = frozenset(CapabilityLimits.__struct_fields__)
-_CHIP_FIGURES = frozenset({"sm_count", "clock_mhz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes"})
 
 
 def device_profile(name: str) -> DeviceProperties:
@@ -196,7 +151,12 @@ def limits_for(compute_capability: str) -> CapabilityLimits:
     requested, table = _version(compute_capability), _capabilities()
     names = {_version(name): name for name in table if name != "sources"}
     lower = [version for version in names if version[0] == requested[0] and version <= requested]
-    return capability_limits(table, names[max(lower, default=max(names))], _CAPABILITIES.name)
+    row: str | None = names[max(lower, default=max(names))]
+    figures: dict[str, Any] = {}
+    while row is not None:  # a row has the figures that differ from those of the row that it is like
+        found = _values(table[row])
+        figures, row = {**found, **figures}, found.pop("like", None)
+    return convert(figures, CapabilityLimits)
 
 
 def parse_profile(text: str, source: str) -> DeviceProperties:
@@ -204,39 +164,21 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
 
     Raise `InputError` if the text is malformed; the message gives ``source`` and the figure.
     """
-    table = _read_table(text, source)
-    sources = table.pop("sources", None)
-    names = {key: table.pop(key) for key in ("name", "compute_capability") if key in table}
-    figures = _read_figures(table, sources, source, _CHIP_FIGURES)
     try:
-        convert(names, _Names)
-        limits = msgspec.structs.asdict(limits_for(names["compute_capability"]))
-        return convert({**names, **limits, **figures, "source": "profile"}, DeviceProperties)
-    except DataError as error:
+        figures = _values(tomllib.loads(text))
+        limits = msgspec.structs.asdict(limits_for(str(figures.get("compute_capability"))))
+        return convert({**limits, **figures, "source": "profile"}, DeviceProperties)
+    except ValueError as error:  # it is not TOML, or has other figures
         raise InputError(f"{source}: {error}") from None
 
 
-def capability_limits(table: Mapping[str, Any], name: str, source: str) -> CapabilityLimits:
-    """Return the limits in a row of a table of compute capabilities, which is checked, as a look-up needs only one.
-
-    The table has rows by compute capability, and ``sources``, the documents that their figures come from. A row has its
-    own figures and, for the rest, those of the row that it is ``like``. Raise `InputError`, with the ``source`` of the
-    table, if the row is malformed.
-    """
-    rows = [one for one in table if one != "sources"]
-    figures: dict[str, Any] = {}
-    row: str | None = name
-    while row is not None:
-        location = f"{source}: [{row}]"
-        found = _read_figures(table[row], table.get("sources"), location, {*_LIMITS, "like"})
-        like = found.pop("like", None)
-        if like is not None and like not in rows[: rows.index(row)]:
-            raise InputError(f"{location}: like: {like!r} is not a row above this one")
-        figures, row = {**found, **figures}, like
-    try:
-        return convert(figures, CapabilityLimits)
-    except DataError as error:
-        raise InputError(f"{source}: [{name}]: {error}") from None
+def _values(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the figures in a table, each of which names its source, and of its names as they are."""
+    return {
+        name: entry.get("value") if isinstance(entry, dict) else entry
+        for name, entry in table.items()
+        if name != "sources"
+    }
 
 
 @cache
@@ -253,7 +195,7 @@ def _profile(key: str) -> DeviceProperties:
 
 @cache
 def _capabilities() -> dict[str, Any]:
-    return _read_table(_CAPABILITIES.read_text(encoding="utf-8"), _CAPABILITIES.name)
+    return tomllib.loads(_CAPABILITIES.read_text(encoding="utf-8"))
 
 
 def _version(compute_capability: str) -> tuple[int, int]:

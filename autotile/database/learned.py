@@ -13,7 +13,7 @@ no estimate if too little is tuned.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -205,60 +205,54 @@ class StudyTimes:
     """Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
     """
 
-    @property
-    def best_us(self) -> float:
-        """Time of the winner."""
-        return self.times_us[self.best]
-
     def loss(self, config: str) -> float | None:
         """Return the time of a configuration over the winner's, minus 1, at least 0; None if it was not measured."""
         time_us = self.times_us.get(config)
-        return None if time_us is None else max(0.0, time_us / self.best_us - 1.0)
+        return None if time_us is None else max(0.0, time_us / self.times_us[self.best] - 1.0)
 
 
-class MissCostEstimator:
-    """Costs of the misses of a kernel, by the studies and the rules of its current version."""
+def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], MissCost | None]:
+    """Return a function that gives the cost of one call of a missed problem of a kernel; None if too little is tuned.
 
-    def __init__(self, database: Database, kernel: Kernel) -> None:
-        version = (kernel.source_hash, space_hash(kernel.spec))
-        rules = database.rules(kernel.name)
-        self._kernel = kernel
-        self._rules = [one for one in rules if (one.key.template_hash, one.key.space_hash) == version]
-        self._studies: list[StudyTimes] = []
-        for best in database.best(kernel.name):
-            is_current = (best.key.template_hash, best.key.space_hash) == version
-            if is_current and best.key.l2_mode == "cold" and best.trial.time_us is not None:
-                trials = (stored.trial for stored in database.standing_trials(best.study_id))
-                ok = (trial for trial in trials if trial.outcome is Outcome.OK)
-                times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
-                self._studies.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
+    The costs are by the studies and the rules of the kernel's current version.
+    """
+    version, work, default = (kernel.source_hash, space_hash(kernel.spec)), kernel.spec.work, kernel.spec.default
+    rules = [one for one in database.rules(kernel.name) if (one.key.template_hash, one.key.space_hash) == version]
+    studies: list[StudyTimes] = []
+    for best in database.best(kernel.name):
+        is_current = (best.key.template_hash, best.key.space_hash) == version
+        if is_current and best.key.l2_mode == "cold" and best.trial.time_us is not None:
+            trials = (stored.trial for stored in database.standing_trials(best.study_id))
+            ok = (trial for trial in trials if trial.outcome is Outcome.OK)
+            times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
+            studies.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
 
-    def cost(self, miss: StoredMiss) -> MissCost | None:
-        """Return the cost of one call of a missed problem; None if too little is tuned to tell."""
-        same_dtype = [study for study in self._studies if study.key.dtype == miss.problem.dtype]
+    def cost(miss: StoredMiss) -> MissCost | None:
+        same_dtype = [study for study in studies if study.key.dtype == miss.problem.dtype]
         same_gpu = [study for study in same_dtype if study.key.gpu_name == miss.gpu_name]
         sizes = dict(miss.problem.sizes)
         own = next((study for study in same_gpu if dict(study.key.sizes) == sizes), None)
+        nearest = own or _nearest(same_gpu, miss.problem)
+        if nearest is None:
+            return None
         if own is not None:
-            loss, best_us = self._loss_at(own, miss.tier, same_dtype), own.best_us
+            loss = loss_at(own, miss.tier, same_dtype)
+        elif miss.tier == "family":
+            of_gpu = (stored.rule for stored in rules if stored.key.gpu_name == miss.gpu_name)
+            loss = next((rule.mean_held_out for rule in of_gpu if sizes in rule.family), None)
         else:
-            if miss.tier == "family":
-                rules = (stored.rule for stored in self._rules if stored.key.gpu_name == miss.gpu_name)
-                loss = next((rule.mean_held_out for rule in rules if sizes in rule.family), None)
-            else:
-                losses = [self._loss_at(study, miss.tier, same_dtype) for study in same_gpu]
-                known = [loss for loss in losses if loss is not None]
-                loss = sum(known) / len(known) if known else None
-            nearest = _nearest(same_gpu, miss.problem)
-            if nearest is None:
-                return None
-            best_us = nearest.best_us * self._work_ratio(miss.problem, nearest.key.problem)
-        return MissCost(best_us * (1.0 + loss), best_us * loss, own is not None) if loss is not None else None
+            losses = [loss_at(study, miss.tier, same_dtype) for study in same_gpu]
+            known = [each for each in losses if each is not None]
+            loss = sum(known) / len(known) if known else None
+        if loss is None:
+            return None
+        best_us = nearest.times_us[nearest.best] * (1.0 if own else work_ratio(miss.problem, nearest.key.problem))
+        return MissCost(best_us * (1.0 + loss), best_us * loss, own is not None)
 
-    def _loss_at(self, study: StudyTimes, tier: str, same_dtype: Sequence[StudyTimes]) -> float | None:
+    def loss_at(study: StudyTimes, tier: str, same_dtype: Sequence[StudyTimes]) -> float | None:
         """Return the relative loss of a fallback at a tuned problem, as if that problem were not tuned."""
         if tier == "default":
-            return study.loss(config_key(self._kernel.spec.default))
+            return study.loss(config_key(default))
         wants_same_gpu = tier != "transferred"
         others = [
             other
@@ -269,20 +263,20 @@ class MissCostEstimator:
         served = _nearest(others, study.key.problem)
         return study.loss(served.best) if served is not None else None
 
-    def _work_ratio(self, asked: Problem, tuned: Problem) -> float:
+    def work_ratio(asked: Problem, tuned: Problem) -> float:
         """Return the ratio of the work of two problems, in the default configuration if it depends on parameters.
 
         It is the larger of the ratios of operations and of bytes, or the ratio of the products of the sizes if the
         search-space file states neither.
         """
         ratios = []
-        for expression in filter(None, (self._kernel.spec.work.flops, self._kernel.spec.work.bytes)):
-            of_asked, of_tuned = (
-                float(expression.evaluate({**self._kernel.spec.default, **problem.sizes})) for problem in (asked, tuned)
-            )
+        for expression in filter(None, (work.flops, work.bytes)):
+            of_asked, of_tuned = (float(expression.evaluate({**default, **one.sizes})) for one in (asked, tuned))
             ratios += [of_asked / of_tuned] if of_tuned > 0 else []
         volumes = [float(math.prod(max(size, 1) for size in problem.sizes.values())) for problem in (asked, tuned)]
         return max(ratios) if ratios else volumes[0] / volumes[1]
+
+    return cost
 
 
 def _nearest(studies: Sequence[StudyTimes], problem: Problem) -> StudyTimes | None:

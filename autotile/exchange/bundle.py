@@ -483,8 +483,8 @@ def _compiled(
             notices.append(f"{kernel.name} {config_text(config)} is left out for {target}: {compiled.reason}")
             continue
         image = compiled.cubin.path.read_bytes()
-        images[cubin_member(image)] = image
-        made = compiled.cubin.resources, cubin_member(image), compiled.cubin.symbols
+        images[member := cubin_member(image)] = image
+        made = compiled.cubin.resources, member, compiled.cubin.symbols
         cubins.append(BundledCubin(target, element_type, dict(flags), config, *made))
     if not cubins:
         raise InputError(f"nothing of {kernel.name} can be shipped: {'; '.join(notices)}")

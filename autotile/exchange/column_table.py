@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from itertools import islice
+from operator import itemgetter, methodcaller
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO
 
 from autotile.core.documents import encode_json, storable
@@ -122,10 +123,45 @@ class ColumnTable:
         parquet.write_table(table, stream)
 
 
-Read = Callable[[TuningKey, StoredTrial], Any]
-
 _STAGES = ("compile", "load", "verify", "measure")
-_LIMITS = ("threads", "registers", "shared_memory", "blocks")
+_PARTS = ("measurement", "geometry", "resources", "occupancy")
+"""Parts of a trial that a failed one may lack."""
+
+_IDENTITY: tuple[tuple[str, Kind, str], ...] = (
+    ("stored", "whole", "trial_id study_id run_id"),
+    ("stored", "moment", "created_at"),
+    ("stored", "text", "phase"),
+    ("stored", "whole", "rank"),
+    ("key", "text", "kernel dtype device=gpu_name compute_capability"),
+    ("trial", "text", "source"),
+    ("key", "text", "l2_mode nvrtc_version template_hash"),
+)
+_RESULT: tuple[tuple[str, Kind, str], ...] = (
+    ("trial", "text", "outcome stage reason"),
+    ("measurement", "real", "time_us time_low_us=low_us time_high_us=high_us"),
+    ("measurement", "reals", "samples_us"),
+    ("geometry", "whole", "grid_x=grid.0 grid_y=grid.1 grid_z=grid.2 block_x=block.0 block_y=block.1 block_z=block.2"),
+    ("geometry", "whole", "dynamic_smem_bytes"),
+    ("resources", "whole", "static_smem_bytes registers_per_thread=registers"),
+    ("resources", "whole", "stack_bytes spill_store_bytes spill_load_bytes"),
+    ("occupancy", "real", "occupancy_fraction=occupancy"),
+    ("occupancy", "whole", "blocks_per_sm warps_per_sm"),
+    ("occupancy", "text", "limited_by"),
+    ("occupancy", "whole", "blocks_allowed_by_threads=limits.threads blocks_allowed_by_registers=limits.registers"),
+    (
+        "occupancy",
+        "whole",
+        "blocks_allowed_by_shared_memory=limits.shared_memory blocks_allowed_by_blocks=limits.blocks",
+    ),
+    ("trial", "text", "cubin_hash"),
+)
+"""Columns of a part with their attributes, if these have other names, and the name or the index in its value."""
+_SHOWN: dict[str, Callable[[Any], Any]] = {
+    "created_at": lambda moment: moment.astimezone(UTC),
+    "outcome": str,
+    "limited_by": lambda limits: " ".join(limits) or None,
+    "cubin_hash": lambda text: text or None,
+}
 
 
 def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
@@ -135,84 +171,42 @@ def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
     of further stages, are there if a trial has them.
     """
     rows = list(trials)
+    found = [stored.trial for _, stored in rows]
+    parts: dict[str, list[Any]] = {part: [getattr(trial, part) for trial in found] for part in _PARTS}
+    parts |= {"key": [key for key, _ in rows], "stored": [stored for _, stored in rows], "trial": found}
 
-    def column(name: str, kind: Kind, read: Read) -> TypedColumn:
-        return TypedColumn(name, kind, [read(*row) for row in rows])
+    def column(part: str, kind: Kind, entry: str) -> TypedColumn:
+        name, _, path = entry.partition("=")
+        attribute, _, inner = (path or name).partition(".")
+        values = [getattr(each, attribute, None) for each in parts[part]]
+        shown = _SHOWN.get(name)
+        if inner:
+            shown = methodcaller("get", inner) if attribute == "limits" else itemgetter(int(inner))
+        if shown is not None:
+            values = [None if value is None else shown(value) for value in values]
+        return TypedColumn(name, kind, values)
 
-    def mapped(prefix: str, read: Read, *, ordered: bool = False) -> list[TypedColumn]:
+    def mapped(prefix: str, found: Sequence[Mapping[str, Any]], *, ordered: bool = False) -> list[TypedColumn]:
         """Return a column for each name of a mapping; the prefix keeps its names apart from all others."""
-        found = [read(*row) for row in rows]
         names: Iterable[str] = dict.fromkeys(name for values in found for name in values)
         return [
             TypedColumn.of_values(f"{prefix}{name}", [values.get(name) for values in found])
             for name in (sorted(names) if ordered else names)
         ]
 
-    further = sorted({name for _, stored in rows for name in stored.trial.seconds} - {*_STAGES})
+    further = sorted({name for trial in found for name in trial.seconds} - {*_STAGES})
     columns = [
-        *(column(*each) for each in _IDENTITY),
-        *mapped("size.", lambda key, stored: key.sizes),
-        *mapped("param.", lambda key, stored: stored.trial.config),
-        *(column(*each) for each in _RESULT),
+        *(column(part, kind, entry) for part, kind, names in _IDENTITY for entry in names.split()),
+        *mapped("size.", [key.sizes for key, _ in rows]),
+        *mapped("param.", [trial.config for trial in found]),
+        *(column(part, kind, entry) for part, kind, names in _RESULT for entry in names.split()),
         *(
-            TypedColumn(f"stage.{name}_s", "real", [stored.trial.seconds.get(name) for _, stored in rows])
+            TypedColumn(f"stage.{name}_s", "real", [trial.seconds.get(name) for trial in found])
             for name in (*_STAGES, *further)
         ),
-        *mapped("telemetry.", lambda key, stored: stored.trial.telemetry, ordered=True),
+        *mapped("telemetry.", [trial.telemetry for trial in found], ordered=True),
     ]
     return ColumnTable(tuple(columns))
-
-
-def _of(part: str, name: str) -> Read:
-    """Read an attribute of a part of the trial that a failed one may lack."""
-    return lambda key, stored: getattr(getattr(stored.trial, part), name, None)
-
-
-def _limit(name: str) -> Read:
-    return lambda key, stored: stored.trial.occupancy.limits.get(name) if stored.trial.occupancy is not None else None
-
-
-def _extent(part: str, axis: int) -> Read:
-    return lambda key, stored: getattr(stored.trial.geometry, part)[axis] if stored.trial.geometry is not None else None
-
-
-_IDENTITY: tuple[tuple[str, Kind, Read], ...] = (
-    ("trial_id", "whole", lambda key, stored: stored.trial_id),
-    ("study_id", "whole", lambda key, stored: stored.study_id),
-    ("run_id", "whole", lambda key, stored: stored.run_id),
-    ("created_at", "moment", lambda key, stored: stored.created_at.astimezone(UTC)),
-    ("phase", "text", lambda key, stored: stored.phase),
-    ("rank", "whole", lambda key, stored: stored.rank),
-    ("kernel", "text", lambda key, stored: key.kernel),
-    ("dtype", "text", lambda key, stored: key.dtype),
-    ("device", "text", lambda key, stored: key.gpu_name),
-    ("compute_capability", "text", lambda key, stored: key.compute_capability),
-    ("source", "text", lambda key, stored: stored.trial.source),
-    ("l2_mode", "text", lambda key, stored: key.l2_mode),
-    ("nvrtc_version", "text", lambda key, stored: key.nvrtc_version),
-    ("template_hash", "text", lambda key, stored: key.template_hash),
-)
-
-_RESULT: tuple[tuple[str, Kind, Read], ...] = (
-    ("outcome", "text", lambda key, stored: str(stored.trial.outcome)),
-    ("stage", "text", lambda key, stored: stored.trial.stage),
-    ("reason", "text", lambda key, stored: stored.trial.reason),
-    ("time_us", "real", _of("measurement", "time_us")),
-    ("time_low_us", "real", _of("measurement", "low_us")),
-    ("time_high_us", "real", _of("measurement", "high_us")),
-    ("samples_us", "reals", _of("measurement", "samples_us")),
-    *((f"{part}_{axis}", "whole", _extent(part, i)) for part in ("grid", "block") for i, axis in enumerate("xyz")),
-    ("dynamic_smem_bytes", "whole", _of("geometry", "dynamic_smem_bytes")),
-    ("static_smem_bytes", "whole", _of("resources", "static_smem_bytes")),
-    ("registers_per_thread", "whole", _of("resources", "registers")),
-    *((name, "whole", _of("resources", name)) for name in ("stack_bytes", "spill_store_bytes", "spill_load_bytes")),
-    ("occupancy_fraction", "real", _of("occupancy", "occupancy")),
-    ("blocks_per_sm", "whole", _of("occupancy", "blocks_per_sm")),
-    ("warps_per_sm", "whole", _of("occupancy", "warps_per_sm")),
-    ("limited_by", "text", lambda key, stored: " ".join(getattr(stored.trial.occupancy, "limited_by", ())) or None),
-    *((f"blocks_allowed_by_{name}", "whole", _limit(name)) for name in _LIMITS),
-    ("cubin_hash", "text", lambda key, stored: stored.trial.cubin_hash or None),
-)
 
 
 def _kind(value: object) -> Kind:

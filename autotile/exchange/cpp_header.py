@@ -219,34 +219,24 @@ def _is_constant(node: Node) -> bool:
     return node.operation == "constant" or (callable(node.value) and all(map(_is_constant, node.operands)))
 
 
-class _LaunchCode:
-    """C++ code of the arguments of a kernel's launch."""
+def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str]) -> dict[str, str]:
+    """Return the C++ code of a launch by its place in the template; ``cpp`` translates an expression."""
 
-    def __init__(self, spec: KernelSpec, dtype: str) -> None:
-        self._spec = spec
-        self._dtype = dtype
-        self._symbols = {p.name: f"config.{p.name}" for p in spec.parameters}
-        self._symbols |= {name: f"sizes.{name}" for name in spec.sizes}
-
-    def cpp(self, expression: Expression) -> str:
-        """Translate an expression of parameters and sizes."""
-        return to_cpp(expression, self._symbols)
-
-    def fields(self) -> Iterator[str]:
+    def fields() -> Iterator[str]:
         """Yield a field for each array and for each scalar that the caller may set."""
-        for buffer in self._spec.buffers:
+        for buffer in spec.buffers:
             shape = ", ".join(extent.text for extent in buffer.shape)
-            kind = str(buffer.dtype).replace(PROBLEM_DTYPE, self._dtype)
+            kind = str(buffer.dtype).replace(PROBLEM_DTYPE, dtype)
             yield f"CUdeviceptr {buffer.name} = 0;  ///< {buffer.access}, {kind}[{shape}]"
-        for scalar in self._spec.scalars:
+        for scalar in spec.scalars:
             if scalar.default is not None:
-                name = scalar.element_type(self._dtype)
+                name = scalar.element_type(dtype)
                 bits = f"  ///< the bits of a {name}" if DTYPES[name].component.name in _BITS else ""
                 yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
-    def values(self) -> Iterator[str]:
+    def values() -> Iterator[str]:
         """Yield the local variables of a launch."""
-        arguments = self._spec.arguments
+        arguments = spec.arguments
         pointed_to = {target for a in arguments if isinstance(a, StructArgument) for target in a.targets}
         for argument in arguments:
             name = argument.name
@@ -257,12 +247,12 @@ class _LaunchCode:
                 case StructArgument() | TensorMapArgument():
                     continue  # below, as it may need the address of any of the others
                 case ScalarArgument():
-                    kind, bound = c_type(argument.element_type(self._dtype)), argument.binding
-                    value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({self.cpp(bound)})"
+                    kind, bound = c_type(argument.element_type(dtype)), argument.binding
+                    value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({cpp(bound)})"
                     yield f"{kind} value_{name} = {value};"
                 case WorkspaceArgument():
                     yield f"const std::int64_t bytes_{name} ="
-                    yield f"    {self._size_bytes(argument)};"
+                    yield f"    {bytes_of(argument)};"
                     given = f"static_cast<std::size_t>(bytes_{name}), {literal(argument.zeroed)}"
                     yield f'CUdeviceptr value_{name} = workspace(stream, "{name}", {given});'
                 case TextureArgument():
@@ -273,12 +263,12 @@ class _LaunchCode:
                     assert_never(argument)
         for argument in arguments:
             if isinstance(argument, StructArgument):
-                yield from self._struct(argument)
+                yield from struct(argument)
             if isinstance(argument, TensorMapArgument):
-                yield from self._tensor_map(argument)
+                yield from tensor_map(argument)
         # outputs are filled before a launch, and buffers copied to constant memory
-        for buffer in self._spec.buffers:
-            name, size_bytes = buffer.name, f"static_cast<std::size_t>({self._size_bytes(buffer)})"
+        for buffer in spec.buffers:
+            name, size_bytes = buffer.name, f"static_cast<std::size_t>({bytes_of(buffer)})"
             if buffer.is_initialized and not buffer.is_read:
                 if not buffer.is_zeroed:
                     hint = 'use init = "zeros", or an inout buffer'
@@ -296,26 +286,26 @@ class _LaunchCode:
                 yield f'    detail::check({copied}, "{buffer.constant}");'
                 yield "}"
 
-    def _by_type(self, kind: ElementType, text: Callable[[str], str]) -> str:
+    def by_type(kind: ElementType, text: Callable[[str], str]) -> str:
         """Return text that depends on an element type, which flags may select."""
-        named = [text(self._dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
-        return named[0] if kind.condition is None else f"(({self.cpp(kind.condition)}) ? {named[0]} : {named[1]})"
+        named = [text(dtype if name == PROBLEM_DTYPE else name) for name in kind.names]
+        return named[0] if kind.condition is None else f"(({cpp(kind.condition)}) ? {named[0]} : {named[1]})"
 
-    def _element_bytes(self, kind: ElementType) -> str:
-        return self._by_type(kind, lambda name: str(DTYPES[name].size_bytes))
+    def element_bytes(kind: ElementType) -> str:
+        return by_type(kind, lambda name: str(DTYPES[name].size_bytes))
 
-    def _size_bytes(self, array: BufferArgument | WorkspaceArgument) -> str:
-        return " * ".join([*(f"({self.cpp(extent)})" for extent in array.shape), self._element_bytes(array.dtype)])
+    def bytes_of(array: BufferArgument | WorkspaceArgument) -> str:
+        return " * ".join([*(f"({cpp(extent)})" for extent in array.shape), element_bytes(array.dtype)])
 
-    def _struct(self, argument: StructArgument) -> Iterator[str]:
+    def struct(argument: StructArgument) -> Iterator[str]:
         """Yield the code that fills the bytes of a struct."""
-        name, layout = argument.name, argument.layout(self._dtype)
+        name, layout = argument.name, argument.layout(dtype)
         yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
         for offset, member, values in layout.scalars:
             count, part = _parts(member)
             kind = part or member
             written = [
-                f"static_cast<{c_type(kind)}>({self.cpp(value)})"
+                f"static_cast<{c_type(kind)}>({cpp(value)})"
                 if isinstance(value, Expression)
                 else _constant(value, kind)
                 for value in values
@@ -326,16 +316,16 @@ class _LaunchCode:
         for offset, target in layout.pointers:
             yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
 
-    def _tensor_map(self, argument: TensorMapArgument) -> Iterator[str]:
+    def tensor_map(argument: TensorMapArgument) -> Iterator[str]:
         """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
         name, buffer = argument.name, argument.buffer
         rank = len(buffer.shape)
         address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"
-        kind = self._by_type(buffer.dtype, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
-        element = self._element_bytes(buffer.dtype)
+        kind = by_type(buffer.dtype, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
+        element = element_bytes(buffer.dtype)
 
         def listed(c_kind: str, what: str, expressions: tuple[Expression, ...]) -> str:
-            values = ", ".join(f"static_cast<{c_kind}>({self.cpp(e)})" for e in reversed(expressions))
+            values = ", ".join(f"static_cast<{c_kind}>({cpp(e)})" for e in reversed(expressions))
             return f"const {c_kind} {what}_{name}[] = {{{values}}};"
 
         yield listed("cuuint64_t", "extents", buffer.shape)
@@ -344,40 +334,46 @@ class _LaunchCode:
         yield listed("cuuint32_t", "box", argument.box)
         yield listed("cuuint32_t", "steps", argument.element_strides)
         yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
-        yield f"if ({self._is_present(argument)}) {{"
+        yield f"if ({is_present(argument)}) {{"
         yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
         indent = " " * 41
         yield f"{indent}reinterpret_cast<void*>({address}),"
         yield f"{indent}extents_{name}, strides_{name}, box_{name}, steps_{name},"
         yield f"{indent}CU_TENSOR_MAP_INTERLEAVE_NONE,"
-        yield f"{indent}{_choice(_SWIZZLES, self.cpp(argument.swizzle_bytes))},"
-        yield f"{indent}{_choice(_PROMOTIONS, self.cpp(argument.l2_promotion_bytes))},"
+        yield f"{indent}{_choice(_SWIZZLES, cpp(argument.swizzle_bytes))},"
+        yield f"{indent}{_choice(_PROMOTIONS, cpp(argument.l2_promotion_bytes))},"
         yield f"{indent}CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
         yield f'                  "the tensor map of {buffer.name}");'
         yield "}"
 
-    def _is_present(self, argument: TensorMapArgument) -> str:
+    def is_present(argument: TensorMapArgument) -> str:
         sides = argument.box if argument.buffer.is_given else (*argument.box, *argument.buffer.shape)
-        return " && ".join(f"({self.cpp(side)}) != 0" for side in sides)
+        return " && ".join(f"({cpp(side)}) != 0" for side in sides)
 
-    def rules(self) -> Iterator[str]:
+    def rules() -> Iterator[str]:
         """Yield the ranges of sizes, the rules, and the constraints of clusters and tensor maps on the sizes.
 
         A rule that is a Python function is of parameters alone, and every configuration of the header meets it.
         """
-        for name in self._spec.sizes:
-            least, most = (0, 1) if name in self._spec.flags else (1, MAX_SIZE)
+        for name in spec.sizes:
+            least, most = (0, 1) if name in spec.flags else (1, MAX_SIZE)
             yield f"if (sizes.{name} < {least} || sizes.{name} > {most}) return false;"
-        for rule in self._spec.rules:
+        for rule in spec.rules:
             if rule.expression.node.operation != "function":
-                yield f"if (!({self.cpp(rule.expression)})) return false;  // {rule.name}"
-        launch = self._spec.steps[0].launch
+                yield f"if (!({cpp(rule.expression)})) return false;  // {rule.name}"
+        launch = spec.steps[0].launch
         for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
-            remainder = f"detail::floor_mod({self.cpp(blocks)}, {self.cpp(cluster)})"
+            remainder = f"detail::floor_mod({cpp(blocks)}, {cpp(cluster)})"
             yield f"if ({remainder} != 0) return false;  // whole clusters"
-        for argument in self._spec.tensor_maps:  # rows are multiples of 16 bytes
-            row = f"({self.cpp(argument.buffer.shape[-1])}) * {self._element_bytes(argument.buffer.dtype)}"
-            yield f"if ({self._is_present(argument)} && {row} % 16 != 0) return false;  // {argument.name}"
+        for argument in spec.tensor_maps:  # rows are multiples of 16 bytes
+            row = f"({cpp(argument.buffer.shape[-1])}) * {element_bytes(argument.buffer.dtype)}"
+            yield f"if ({is_present(argument)} && {row} % 16 != 0) return false;  // {argument.name}"
+
+    return {
+        "arguments": _lines(f"    {line}" for line in fields()),
+        "rules": _lines(f"    {line}" for line in rules()),
+        "values": _lines(f"        {line}" for line in values()),
+    }
 
 
 def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping[str, int]) -> dict[str, str]:
@@ -570,16 +566,38 @@ def write_header(
                 f"the scalar {scalar.name} of {spec.name} depends on parameters or on the device, which a header "
                 "cannot pass; make it a macro of the template"
             )
-    launch, code = spec.steps[0].launch, _LaunchCode(spec, dtype)
+    launch = spec.steps[0].launch
+    symbols = {
+        **{p.name: f"config.{p.name}" for p in spec.parameters},
+        **{name: f"sizes.{name}" for name in spec.sizes},
+    }
     configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
     numbers = {key: number for number, key in enumerate(configs)}
     known = [winner for winner in winners if config_key(winner.config) in numbers]
     proper = [name for name in spec.sizes if name not in spec.flags]
     passed = [argument for argument in spec.arguments if argument.is_passed]
 
-    def dimensions(expressions: Sequence[Expression]) -> str:
-        return ", ".join([*map(code.cpp, expressions), "1", "1"][:3])
+    def cpp(expression: Expression) -> str:
+        return to_cpp(expression, symbols)
 
+    def dimensions(expressions: Sequence[Expression]) -> str:
+        return ", ".join([*map(cpp, expressions), "1", "1"][:3])
+
+    tuned, compiled = [], []
+    for winner in known:
+        key, time_us = winner.key, winner.measurement.time_us if winner.measurement else 0.0
+        capability = key.compute_capability.replace(".", "")
+        place = f"{_aggregate(key.sizes[name] for name in spec.sizes)}, {numbers[config_key(winner.config)]}"
+        gpu = literal(source_text(key.gpu_name, key.source))  # a replayed result is of no GPU: transferred
+        tuned.append(f"    {{{place}, {time_us:.6g}, {gpu}, {capability}}},".replace("e+", "e"))
+    for cubin in cubins:
+        capability, used = capability_of(cubin.target), cubin.resources
+        this_capability_only = literal(not runs_on(cubin.target, f"{capability.partition('.')[0]}.9"))
+        symbol = literal(cubin.symbols.get(spec.entry, spec.entry))
+        flags = "".join(f"{cubin.flags[name]}, " for name in spec.compiled_names)
+        head = f"{numbers[config_key(cubin.config)]}, {capability.replace('.', '')}, {this_capability_only}"
+        figures = f"{used.registers}, {used.static_smem_bytes}"
+        compiled.append(f"    {{{head}, {figures}, {flags}{literal(cubin.member)}, {symbol}}},")
     filled = {
         "title": f"{spec.name}: {spec.summary or 'a tuned kernel'}".replace("\\", "/"),
         "version": __version__,
@@ -588,25 +606,23 @@ def write_header(
         "namespace": namespace_of(spec, dtype),
         "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
         "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
-        "arguments": _lines(f"    {line}" for line in code.fields()),
         "and_flags": " and the flags of a problem" if spec.flags else "",
         "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.compiled_names),
         "configs": _lines(
             f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
         ),
         "default_config": str(numbers[config_key(spec.default)]),
-        "tuned": _lines(_tuned(spec, winner, numbers) for winner in known) or '    {{}, 0, 0.0, "", 0},  // nothing',
+        "tuned": _lines(tuned) or '    {{}, 0, 0.0, "", 0},  // nothing',
         "tuned_count": str(len(known)),
-        "cubins": _lines(_cubin(spec, cubin, numbers) for cubin in cubins),
-        "rules": _lines(f"    {line}" for line in code.rules()),
+        "cubins": _lines(compiled),
         "grid": dimensions(launch.grid),
         "block": dimensions(launch.block),
-        "dynamic_smem_bytes": code.cpp(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
+        "dynamic_smem_bytes": cpp(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
         "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.compiled_names),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper),
         **_device(spec, [cubin.target for cubin in cubins]),
-        "values": _lines(f"        {line}" for line in code.values()),
+        **_launch_code(spec, dtype, cpp),
         "value_pointers": ", ".join(f"&value_{argument.name}" for argument in passed),
         **_family_code(spec, rules, numbers),
     }
@@ -623,24 +639,6 @@ def namespace_of(spec: KernelSpec, dtype: str) -> str:
 
 def _aggregate(values: Iterable[Value]) -> str:
     return "{" + ", ".join(map(literal, values)) + "}"
-
-
-def _tuned(spec: KernelSpec, winner: Winner, numbers: Mapping[str, int]) -> str:
-    key, time_us = winner.key, winner.measurement.time_us if winner.measurement else 0.0
-    capability = key.compute_capability.replace(".", "")
-    number = numbers[config_key(winner.config)]
-    sizes = _aggregate(key.sizes[name] for name in spec.sizes)
-    gpu = literal(source_text(key.gpu_name, key.source))  # a replayed result is of no GPU: transferred
-    return f"    {{{sizes}, {number}, {time_us:.6g}, {gpu}, {capability}}},".replace("e+", "e")
-
-
-def _cubin(spec: KernelSpec, cubin: BundledCubin, numbers: Mapping[str, int]) -> str:
-    capability, used = capability_of(cubin.target), cubin.resources
-    this_capability_only = literal(not runs_on(cubin.target, f"{capability.partition('.')[0]}.9"))
-    symbol = literal(cubin.symbols.get(spec.entry, spec.entry))
-    flags = "".join(f"{cubin.flags[name]}, " for name in spec.compiled_names)
-    head = f"{numbers[config_key(cubin.config)]}, {capability.replace('.', '')}, {this_capability_only}"
-    return f"    {{{head}, {used.registers}, {used.static_smem_bytes}, {flags}{literal(cubin.member)}, {symbol}}},"
 
 
 def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:

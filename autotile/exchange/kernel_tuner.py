@@ -1,4 +1,4 @@
-"""Kernel Tuner's files: cache files, exported and imported, and results in the T4 format.
+"""Kernel Tuner's files, exported and imported: cache files, and results in the T4 format.
 
 Kernel Tuner omits the last two braces until a session ends, so files of killed sessions are readable too. Nothing in a
 file is executed.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import known_dtype
-from autotile.core.model import Outcome, Trial, Value, config_key
+from autotile.core.model import L2Mode, Outcome, Trial, Value, config_key
 from autotile.database.database import Database, StoredTrial
 from autotile.database.keys import TuningKey
 from autotile.database.paths import write_output
@@ -74,32 +74,32 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
         "tune_params_keys": names,
         "tune_params": {parameter.name: list(parameter.values) for parameter in parameters},
         "objective": "time",
+        "dtype": key.dtype,
+        "l2_mode": key.l2_mode,
     }
     entries = []
     for one in trials:
-        trial = one.trial
-        if trial.outcome not in _WORDS:
-            continue
-        entry: dict[str, Any] = dict(trial.config)
-        if mark := _WORDS[trial.outcome][1]:
-            entry["__error__"] = mark
-        elif trial.measurement is not None:
-            entry["time"] = trial.measurement.time_us / 1e3
-            entry["times"] = [time_us / 1e3 for time_us in trial.measurement.samples_us]
-        entry |= {**_stage_times(trial, STAGES, "framework_time"), "timestamp": str(one.created_at)}
-        label = ",".join(str(trial.config[name]) for name in names)
-        entries.append(f"{encode_json(label)}: {encode_json(entry)}")
+        if one.trial.outcome in _WORDS:
+            label = ",".join(str(one.trial.config[name]) for name in names)
+            entries.append(f"{encode_json(label)}: {encode_json(_result(one))}")
     # Kernel Tuner's own layout, since it recognizes a finished file by the last three characters.
     text = encode_json(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
     write_output(path, text)
 
 
-def _stage_times(trial: Trial, names: Mapping[str, str], other: str) -> dict[str, float]:
-    """Return the time of each stage in milliseconds, under another tool's names; what it has no name for is added."""
-    times = {**dict.fromkeys(names.values(), 0.0), other: 0.0}
+def _result(stored: StoredTrial) -> dict[str, Any]:
+    """Return a trial as a result of `tune_kernel`: parameters, times in milliseconds, the mark of a failure."""
+    trial = stored.trial
+    result: dict[str, Any] = dict(trial.config)
+    if mark := _WORDS[trial.outcome][1]:
+        result["__error__"] = mark
+    elif trial.measurement is not None:
+        result["time"] = trial.measurement.time_us / 1e3
+        result["times"] = [time_us / 1e3 for time_us in trial.measurement.samples_us]
+    result |= dict.fromkeys(STAGES.values(), 0.0)
     for stage, seconds in trial.seconds.items():
-        times[names.get(stage, other)] += 1e3 * seconds
-    return times
+        result[STAGES.get(stage, "framework_time")] += 1e3 * seconds
+    return {**result, "timestamp": str(stored.created_at)}
 
 
 _FAILURES: Mapping[str, tuple[Outcome, str, str]] = {
@@ -114,9 +114,23 @@ _FAILURES: Mapping[str, tuple[Outcome, str, str]] = {
 }
 """Meaning of Kernel Tuner's error marks: its core.py continues after these failures only."""
 
+_INVALID: Mapping[str, tuple[Outcome, str, str]] = {
+    "constraints": _FAILURES["InvalidConfig"],
+    "compile": _FAILURES["CompilationFailedConfig"],
+    "runtime": _FAILURES["RuntimeFailedConfig"],
+    "correctness": (Outcome.WRONG_RESULT, "verify", "a wrong result"),
+    "timeout": (Outcome.TIMED_OUT, "measure", "it did not end in time"),
+}
+"""Meaning of each term of the T4 schema but ``correct``, as Kernel Tuner uses them."""
+
 _OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.values()})
 
-_EXPECTED = "expected a file that tune_kernel(..., cache=...) wrote"
+ImportFormat = Literal["kernel-tuner", "t4"]
+_KINDS: Mapping[ImportFormat, tuple[str, str]] = {
+    "kernel-tuner": ("a cache file of Kernel Tuner", "a file that tune_kernel(..., cache=...) wrote"),
+    "t4": ("T4 results", "a file that store_output_file or `autotile export` wrote"),
+}
+"""Name of each format and of what writes it, for messages."""
 
 _MAX_BYTES = 2**30
 CACHE_END = "}\n}"
@@ -124,14 +138,25 @@ CACHE_END = "}\n}"
 
 
 class CacheDocument(msgspec.Struct):
-    """Schema of a cache file."""
+    """Schema of a cache file; the last two fields are autotile's own."""
 
     device_name: Name
     kernel_name: Name
     tune_params_keys: tuple[Name, ...]
     tune_params: dict[Name, tuple[Value, ...]]
     cache: dict[Text, dict[Name, Any]]
-    problem_size: Count | Text | tuple[Count | Text, ...] = "callable"
+    problem_size: Count | Text | tuple[Count | Text, ...] | dict[Name, Count] = "callable"
+    dtype: Name = "float32"
+    l2_mode: L2Mode = "hot"  # Kernel Tuner repeats a launch without flushing the cache
+
+
+class T4Result(msgspec.Struct):
+    """Schema of a result in the T4 format; times are in milliseconds."""
+
+    configuration: dict[Name, Value]
+    times: dict[Name, Any]
+    invalidity: Literal["correct", "constraints", "compile", "runtime", "correctness", "timeout"]
+    measurements: tuple[dict[Name, Any], ...] = ()
 
 
 class MeasuredEntry(msgspec.Struct):
@@ -142,117 +167,142 @@ class MeasuredEntry(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class KernelTunerCache:
-    """Content of a cache file."""
+class ImportedResults:
+    """Content of a cache file or a file of T4 results."""
 
     path: Path
-    kernel: str
-    gpu_name: str
+    format: ImportFormat
+    document: CacheDocument
+    """The content as that of a cache file."""
     device: DeviceProperties | None
-    """Properties from the profile of that GPU; None if there is none."""
+    """Properties from the profile of its GPU; None if there is none."""
     problem_size: tuple[int, ...]
-    """Empty if Kernel Tuner computed it with a function or an expression."""
+    """Empty if the file does not state it, or Kernel Tuner computed it with a function or an expression."""
     parameters: tuple[Parameter, ...]
     trials: tuple[Trial, ...]
     """One trial for each entry, with the source ``"replayed"``."""
 
-    def key(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> TuningKey:
+    def key(self, sizes: Mapping[str, int] | None = None, dtype: str | None = None) -> TuningKey:
         """Return the key of these results, which equals no key of autotile's own since the template hash is unknown.
 
-        Without sizes, flags of 0 among them if the file has any, those of the file are named x, y and z. It is an
-        `InputError` if the file does not state them, or a size or the dtype is invalid.
+        Without sizes, flags of 0 among them if the file has any, those of the file are taken, named x, y and z if it
+        does not name them; without a dtype, the file's. It is an `InputError` if the file does not state them, the
+        sizes contradict it, or a size or the dtype is invalid.
         """
-        if sizes is None and not 1 <= len(self.problem_size) <= 3:
+        document, device = self.document, self.device
+        names = tuple(document.problem_size) if isinstance(document.problem_size, dict) else ()
+        if sizes is None and not (names or 1 <= len(self.problem_size) <= 3):
             what = "its problem size in one to three numbers"
             raise InputError(f"{self.path} does not state {what}; give the sizes, such as N=1024")
-        named = dict(zip("xyz", self.problem_size, strict=False) if sizes is None else sizes)
-        least = int(sizes is None or 0 not in self.problem_size)
+        stated = dict(zip(names or "xyz", self.problem_size, strict=False))
+        named = dict(stated if sizes is None else sizes)
+        least = int((sizes is None and not names) or 0 not in self.problem_size)
         for name, value in named.items():
             if not least <= value <= MAX_SIZE:
                 raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
-        device = self.device
+        # Kernel Tuner's problem size is that of the grid: sizes, such as those of a matrix, or products of some.
+        is_given = all(_is_product(extent, named.values()) for extent in stated.values())
+        if any(named.get(name) != stated[name] for name in names) or not is_given:
+            given = ", ".join(f"{name}={value}" for name, value in named.items())
+            raise InputError(
+                f"{self.path} has results of the problem size {' x '.join(map(str, self.problem_size))}, which {given} "
+                "contradicts, as no product of sizes gives it; give the sizes of the file, or none to take its own"
+            )
         return TuningKey(
-            kernel=self.kernel,
+            kernel=document.kernel_name,
             template_hash="",
             space_hash="",
             options=(),
-            dtype=known_dtype(dtype),
+            dtype=known_dtype(dtype or document.dtype),
             sizes=named,
-            gpu_name=self.gpu_name,
+            gpu_name=document.device_name,
             compute_capability=device.compute_capability if device else "",
             sm_count=device.sm_count if device else 0,
             smem_per_block_optin_bytes=device.smem_per_block_optin_bytes if device else 0,
             nvrtc_version="",
-            l2_mode="hot",  # Kernel Tuner repeats a launch without flushing the cache
+            l2_mode=document.l2_mode,
             source="replayed",
         )
 
 
-def read_cache(path: Path) -> KernelTunerCache:
-    """Read a cache file without executing anything in it.
+def _is_product(extent: int, sizes: Iterable[int]) -> bool:
+    """Test whether an extent is a product of some of the sizes; 0 and 1 are."""
+    reached = {1}
+    for size in filter(None, sizes if extent > 1 else ()):
+        reached |= {size * product for product in reached if extent % (size * product) == 0}
+    return extent == 0 or extent in reached
 
-    Raise `InputError` if the file cannot be read, or is not a cache file; the message names the entry.
+
+def read_results(
+    path: Path, file_format: ImportFormat | None = None, *, kernel: str | None = None, gpu_name: str | None = None
+) -> ImportedResults:
+    """Read a cache file or a file of T4 results without executing anything in it.
+
+    The format, the kernel and the GPU are those of the file unless they are given; T4 results without a kernel are of
+    the one that the file is named after. Raise `InputError` if the file cannot be read, is of another format or does
+    not name the GPU; the message names the entry.
     """
-    document = _load(path)
-    listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
-    if (lacking := next((name for name, values in listed.items() if not values), None)) is not None:
-        raise _malformed(path, f"'tune_params' lacks values for {lacking!r:.80}")
-    parameters = tuple(Parameter(name, tuple(dict.fromkeys(values))) for name, values in listed.items())
+    kind = file_format or "kernel-tuner"
+    try:
+        # Observers may have measured NaN, which is read as null.
+        read = read_open_json(path, lambda _: None)
+        if file_format is None and "results" in read and "cache" not in read:
+            kind = "t4"
+        if kind == "t4":
+            if "results" not in read:
+                raise DataError("it has no results")
+            read = _cache_of_t4(read, path.stem)
+        stated = {"kernel_name": kernel, "device_name": gpu_name}
+        read |= {name: value for name, value in stated.items() if value}
+        document = decode_json(json.dumps(read), CacheDocument)
+        if lacking := [name for name in stated if not getattr(document, name)]:
+            raise DataError(f"{lacking[0]} is empty; give the name of the {lacking[0].removesuffix('_name')}")
+        listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
+        if (empty := next((name for name, values in listed.items() if not values), None)) is not None:
+            raise DataError(f"'tune_params' lacks values for {empty!r:.80}")
+        parameters = tuple(Parameter(name, tuple(dict.fromkeys(values))) for name, values in listed.items())
+        trials = tuple(_trial(label, entry, parameters, document.l2_mode) for label, entry in document.cache.items())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; expected {_KINDS[kind][1]}") from None
+    except (UnicodeDecodeError, DataError) as error:
+        problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        what, writer = _KINDS[kind]
+        raise DataError(f"{path} cannot be read as {what}: {problem}; expected {writer}") from None
     try:
         device = device_profile(document.device_name)
     except InputError:
         device = None
-    size = document.problem_size if isinstance(document.problem_size, tuple) else (document.problem_size,)
-    numbers = tuple(one for one in size if isinstance(one, int))
-    return KernelTunerCache(
-        path=path,
-        kernel=document.kernel_name,
-        gpu_name=document.device_name,
-        device=device,
-        problem_size=numbers if len(numbers) == len(size) else (),
-        parameters=parameters,
-        trials=tuple(_trial(path, label, entry, parameters) for label, entry in document.cache.items()),
-    )
+    size = document.problem_size
+    extents = tuple(size.values()) if isinstance(size, dict) else size if isinstance(size, tuple) else (size,)
+    numbers = tuple(one for one in extents if isinstance(one, int))
+    size = numbers if len(numbers) == len(extents) else ()
+    return ImportedResults(path, kind, document, device, size, parameters, trials)
 
 
-def import_into_database(database: Database, cache: KernelTunerCache, key: TuningKey) -> tuple[int, int]:
-    """Store the results of a cache file as one finished run; return the id of its study, and the number of results.
+def import_into_database(database: Database, results: ImportedResults, key: TuningKey) -> tuple[int, int]:
+    """Store the results of a file as one finished run; return the id of its study, and the number of results.
 
     Those that the study has already, of the same file or a shorter one, are not stored again.
     """
-    study = database.study(key, cache.device)
+    study = database.study(key, results.device)
     known = database.tried(study)
-    added = [trial for trial in cache.trials if known.get(config_key(trial.config)) != trial]
+    added = [trial for trial in results.trials if known.get(config_key(trial.config)) != trial]
     if added:
-        origin = {"imported_from": cache.path.name}
+        origin = {"imported_from": results.path.name}
         database.add_run(study, added, sampler="kernel_tuner", settings=origin, summary={"trials": len(added)})
     return study, len(added)
 
 
-def import_into_recording(path: Path, cache: KernelTunerCache, key: TuningKey) -> None:
-    """Write the results of a cache file as a recording, for replay."""
+def import_into_recording(path: Path, results: ImportedResults, key: TuningKey) -> None:
+    """Write the results of a file as a recording, for replay."""
     header = RecordingHeader(
         key=replace(key, source="cuda"),
-        parameters=cache.parameters,
-        device=cache.device,
-        settings={"imported_from": cache.path.name, "measured_with": "Kernel Tuner"},
-        chosen="the entries of a Kernel Tuner cache file",
+        parameters=results.parameters,
+        device=results.device,
+        settings={"imported_from": results.path.name, "measured_with": "Kernel Tuner"},
+        chosen=f"the entries of {_KINDS[results.format][0]}",
     )
-    write_recording(path, header, cache.trials)
-
-
-def _load(path: Path) -> CacheDocument:
-    try:
-        document = decode_json(json.dumps(read_open_json(path, lambda _: None)), CacheDocument)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {_EXPECTED}") from None
-    except UnicodeDecodeError:
-        raise _malformed(path, "it is not UTF-8 text") from None
-    except DataError as error:
-        raise _malformed(path, str(error)) from None
-    if not document.kernel_name:
-        raise _malformed(path, "kernel_name is empty")
-    return document
+    write_recording(path, header, results.trials)
 
 
 def read_open_json(path: Path, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
@@ -269,19 +319,36 @@ def read_open_json(path: Path, parse_constant: Callable[[str], Any] | None = Non
     raise DataError("it is not a JSON object")
 
 
-def _malformed(path: Path, problem: str) -> DataError:
-    return DataError(f"{path} cannot be read as a cache file of Kernel Tuner: {problem}; {_EXPECTED}")
+def _cache_of_t4(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return T4 results as the content of a cache file; ``name`` is the kernel's if they do not state it."""
+    head = {"kernel_name": name, "device_name": "", "timeunit": "milliseconds"}
+    head |= convert(document.get("metadata", {}), dict[Name, Any])
+    if (unit := head.pop("timeunit")) != "milliseconds":
+        raise DataError(f"its times are in {unit!r:.80}, expected 'milliseconds'")
+    values: dict[str, list[Value]] = {}
+    cache = {}
+    for number, result in enumerate(convert(document["results"], tuple[T4Result, ...]), start=1):
+        for parameter, value in result.configuration.items():
+            values.setdefault(parameter, []).append(value)
+        times = {STAGES[stage]: result.times.get(theirs) for stage, theirs in _TIMES.items()}
+        measured = {str(one.get("name")): one.get("value") for one in result.measurements}
+        timed = {"__error__": result.invalidity, "times": result.times.get("runtimes") or (), **times}
+        cache[f"result {number}"] = {**measured, **timed, **result.configuration}
+    return {**head, "tune_params_keys": list(values), "tune_params": values, "cache": cache}
 
 
-def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ...]) -> Trial:
+def _trial(label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ...], l2: L2Mode) -> Trial:
     for parameter in parameters:
         value = entry.get(parameter.name)
         if not any(value == listed and type(value) is type(listed) for listed in parameter.values):
-            raise _malformed(path, f"the entry {label!r:.80} lacks a listed value of {parameter.name!r}")
+            raise DataError(f"the entry {label!r:.80} lacks a listed value of {parameter.name!r}")
     config = {parameter.name: entry[parameter.name] for parameter in parameters}
     extra = {name: value for name, value in entry.items() if name not in config and name not in _OWN_ENTRIES}
-    mark = next((value for value in entry.values() if isinstance(value, str) and value in _FAILURES), None)
-    outcome, stage, reason = _FAILURES[mark] if mark else (Outcome.OK, "measure", "")
+    # Old files have the mark in place of a time.
+    failure = _INVALID.get(str(entry.get("__error__"))) or next(
+        (_FAILURES[value] for value in entry.values() if isinstance(value, str) and value in _FAILURES), None
+    )
+    outcome, stage, reason = failure or (Outcome.OK, "measure", "")
     trial: dict[str, Any] = {
         "config": config,
         "outcome": outcome,
@@ -292,7 +359,7 @@ def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[P
         "telemetry": {name: value for name, value in extra.items() if _is_number(value) or isinstance(value, str)},
     }
     try:
-        if mark is None:
+        if failure is None:
             found = convert(entry, MeasuredEntry)
             # The range of the runs, which for 6 or more holds the median with over 95 %.
             trial["measurement"] = {
@@ -300,11 +367,11 @@ def _trial(path: Path, label: str, entry: Mapping[str, Any], parameters: tuple[P
                 "low_us": 1e3 * min(found.times, default=found.time),
                 "high_us": 1e3 * max(found.times, default=found.time),
                 "samples_us": [1e3 * run_ms for run_ms in found.times],
-                "l2": "hot",
+                "l2": l2,
             }
         return convert(trial, Trial)
     except DataError as error:
-        raise _malformed(path, f"the entry {label!r:.80}: {error}") from None
+        raise DataError(f"the entry {label!r:.80}: {error}") from None
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -313,17 +380,48 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 SCHEMA_VERSION = "1.0.0"
 
-_TIMES = {"compile": "compilation", "verify": "validation", "measure": "benchmark", "search": "search_algorithm"}
-"""Names under which Kernel Tuner 1.5.0 writes the time of each stage; it calls all others ``framework``."""
+_TIMES: Mapping[str, str] = {
+    "compile": "compilation",
+    "verify": "validation",
+    "measure": "benchmark",
+    "search": "search_algorithm",
+    "framework": "framework",
+}
+"""Names under which Kernel Tuner 1.5.0 writes the time of each stage; those that it lacks count as framework time."""
+_TERMS = {"InvalidConfig": "constraints", "CompilationFailedConfig": "compile"}
+"""Terms of the T4 schema for Kernel Tuner's error marks, ``runtime`` for all others."""
+_UNITS = {"spill_bytes": "B", "static_smem_bytes": "B"}
 
 
-def t4_results(trials: Iterable[StoredTrial]) -> dict[str, Any]:
-    """Return trials as a T4 results document; times are in milliseconds, as in Kernel Tuner."""
-    return {
-        "results": [_result(stored) for stored in trials if stored.trial.outcome in _WORDS],
-        "schema_version": SCHEMA_VERSION,
-        "metadata": {"timeunit": "milliseconds"},
-    }
+def t4_results(
+    results: Iterable[Mapping[str, Any]], parameters: Iterable[str], objective: str = "time", **stated: Any
+) -> dict[str, Any]:
+    """Return results, as `tune_kernel` returns them, as a T4 document with further metadata.
+
+    The mark of a failure may be a term of the schema.
+    """
+    names, entries = list(parameters), []
+    hidden = {*names, *_OWN_ENTRIES} - {"time"}
+    for result in results:
+        mark = result.get("__error__", "correct")
+        invalidity = mark if mark in ("correct", *_INVALID) else _TERMS.get(mark, "runtime")
+        times = {name: result.get(STAGES[stage], 0.0) for stage, name in _TIMES.items()}
+        entry = {
+            "timestamp": result.get("timestamp", ""),
+            "configuration": {name: result[name] for name in names if name in result},
+            # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
+            "times": {**times, "compilation_time": times["compilation"], "runtimes": result.get("times", [])},
+            "invalidity": invalidity,
+            "correctness": int(invalidity != "correctness"),
+            "measurements": [
+                {"name": name, "value": value, "unit": "ms" if name.startswith("time") else _UNITS.get(name, "")}
+                for name, value in result.items()
+                if name not in hidden
+            ],
+            "objectives": [objective],
+        }
+        entries.append(entry)
+    return {"results": entries, "schema_version": SCHEMA_VERSION, "metadata": {"timeunit": "milliseconds", **stated}}
 
 
 def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
@@ -340,47 +438,38 @@ def t4_metadata(device: DeviceProperties | None) -> dict[str, Any]:
     }
 
 
-def write_t4(path: Path, trials: Iterable[StoredTrial], device: DeviceProperties | None) -> Path | None:
+def write_t4(path: Path, key: TuningKey, trials: Sequence[StoredTrial], device: DeviceProperties | None) -> Path | None:
     """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return its path.
 
-    Beside a special file, such as ``/dev/stdout``, there is none. It is an `InputError` if a file cannot be written, or
-    the metadata would replace a file beside which no results are.
+    All trials have the same parameters. Beside a special file, such as ``/dev/stdout``, there is none. It is an
+    `InputError` if a file cannot be written, or the metadata would replace a file beside which no results are.
     """
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     if metadata.exists() and not path.exists():
         raise InputError(f"the metadata of {path} would replace {metadata}; name another file, or move that one away")
-    write_output(path, encode_json(t4_results(trials), indent=1) + "\n")
+    results: list[Mapping[str, Any]] = []
+    for stored in trials:
+        if (trial := stored.trial).outcome not in _WORDS:
+            continue
+        found: dict[str, Any] = {}
+        if trial.measurement:
+            found |= {"time_low": trial.measurement.low_us / 1e3, "time_high": trial.measurement.high_us / 1e3}
+        if trial.resources:
+            found |= {name: getattr(trial.resources, name) for name in ("registers", *_UNITS)}
+        if trial.occupancy:
+            found["occupancy"] = trial.occupancy.occupancy
+        if trial.reason:
+            found["reason"] = trial.reason
+        if _WORDS[trial.outcome][0] != "correct":
+            found["__error__"] = _WORDS[trial.outcome][0]
+        results.append({**trial.telemetry, **_result(stored), **found, **trial.config})
+    # The format has no place for what results are of: it is stated in the free part, by the names of a cache file.
+    stated: dict[str, Any] = {"device_name": key.gpu_name, "kernel_name": key.kernel, "problem_size": dict(key.sizes)}
+    document = t4_results(
+        results, trials[0].trial.config if trials else (), **stated, dtype=key.dtype, l2_mode=key.l2_mode
+    )
+    write_output(path, encode_json(document, indent=1) + "\n")
     if not path.is_file():
         return None
     write_output(metadata, encode_json(t4_metadata(device), indent=1) + "\n")
     return metadata
-
-
-def _result(stored: StoredTrial) -> dict[str, Any]:
-    trial = stored.trial
-    invalidity, _ = _WORDS[trial.outcome]
-    times = _stage_times(trial, _TIMES, "framework")
-    samples_us = trial.measurement.samples_us if trial.measurement else ()
-    found: list[tuple[str, float | int | str, str]] = []
-    if trial.measurement:
-        measured = {"time": "time_us", "time_low": "low_us", "time_high": "high_us"}
-        found += [(name, getattr(trial.measurement, own) / 1e3, "ms") for name, own in measured.items()]
-    if trial.resources:
-        units = {"registers": "", "spill_bytes": "B", "static_smem_bytes": "B"}
-        found += [(name, getattr(trial.resources, name), unit) for name, unit in units.items()]
-    if trial.occupancy:
-        found.append(("occupancy", trial.occupancy.occupancy, ""))
-    found += [(name, value, "") for name, value in trial.telemetry.items()]
-    if trial.reason:
-        found.append(("reason", trial.reason, ""))
-    # The schema names it compilation_time, Kernel Tuner compilation; both are written for readers of either.
-    more = {"compilation_time": times["compilation"], "runtimes": [time_us / 1e3 for time_us in samples_us]}
-    return {
-        "timestamp": str(stored.created_at),
-        "configuration": dict(trial.config),
-        "times": {**times, **more},
-        "invalidity": invalidity,
-        "correctness": 0 if invalidity == "correctness" else 1,
-        "measurements": [{"name": name, "value": value, "unit": unit} for name, value, unit in found],
-        "objectives": ["time"],
-    }

@@ -26,6 +26,7 @@ from autotile.core.documents import (
     NotRegularError,
     Text,
     Whole,
+    convert,
     decode_json,
     encode_json,
     open_regular,
@@ -196,12 +197,6 @@ class RecordingLabels(msgspec.Struct):
     outcome: tuple[Outcome, ...]
     stage: tuple[Name, ...]
     reason: tuple[Text, ...]
-
-
-class LabeledHeader(msgspec.Struct):
-    """The part of a file's header that is not `RecordingHeader`."""
-
-    labels: RecordingLabels
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +394,7 @@ def _read_header(path: Path, archive: zipfile.ZipFile) -> tuple[RecordingHeader,
         for parameter in header.parameters:
             if len({(type(value), value) for value in parameter.values}) < max(1, len(parameter.values)):
                 raise DataError(f"{parameter.name!r:.80} has no values, or one twice", field="parameters")
-        return header, decode_json(text, LabeledHeader).labels
+        return header, convert(document.get("labels"), RecordingLabels)
     except RecordingError:
         raise
     except DataError as error:

@@ -45,11 +45,11 @@ class Tunable(UserDict[Any, Any]):
 
 
 _PRECISIONS: Mapping[str, str] = {
-    **dict.fromkeys(("half", "f16", "float16", "__half", "khalf"), "float16"),
-    **dict.fromkeys(("float", "single", "f32", "float32", "kfloat"), "float32"),
-    **dict.fromkeys(("double", "f64", "float64", "kdouble"), "float64"),
+    **dict.fromkeys(("half", "f16", "__half", "khalf"), "float16"),
+    **dict.fromkeys(("float", "single", "f32", "kfloat"), "float32"),
+    **dict.fromkeys(("double", "f64", "kdouble"), "float64"),
+    **dict.fromkeys(("bf16", "kbfloat16", "__nv_bfloat16"), "bfloat16"),
 }
-_BFLOAT16 = ("bfloat16", "bf16", "kbfloat16", "__nv_bfloat16")
 
 
 class TunablePrecision(Tunable):
@@ -81,12 +81,10 @@ def _bfloat16() -> Any:
 
 
 def _dtype(name: str) -> Any:
-    key = name.lower()
-    if key in _BFLOAT16:
-        if (found := _bfloat16()) is None:
-            raise InputError(f"the element type {name!r} needs the package ml_dtypes: pip install ml_dtypes")
-        return found
-    return np.dtype(_PRECISIONS.get(key, key))
+    key = _PRECISIONS.get(name.lower(), name.lower())
+    if key == "bfloat16" and _bfloat16() is None:
+        raise InputError(f"the element type {name!r} needs the package ml_dtypes: pip install ml_dtypes")
+    return _bfloat16() if key == "bfloat16" else np.dtype(key)
 
 
 _METRICS: Mapping[tuple[str, ...], Callable[[NDArray[Any], NDArray[Any], float], Any]] = {

@@ -7,58 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotile.core.documents import convert
 from autotile.database.paths import check_output, write_output
 from autotile.errors import DataError, InputError
-from autotile.exchange.kernel_tuner import CACHE_END, read_open_json, t4_metadata
+from autotile.exchange.kernel_tuner import CACHE_END, MeasuredEntry, read_open_json, t4_metadata
+from autotile.exchange.kernel_tuner import t4_results as get_t4_results
 from autotile.kernel_tuner.parameters import ParameterCodec, Params
-from autotile.kernel_tuner.util import (
-    CompilationFailedConfig,
-    ErrorConfig,
-    InvalidConfig,
-    NpEncoder,
-    RuntimeFailedConfig,
-)
-
-_TIMES = {
-    "compile_time": "compilation",
-    "benchmark_time": "benchmark",
-    "framework_time": "framework",
-    "strategy_time": "search_algorithm",
-    "verification_time": "validation",
-}
-_INVALIDITY = {"CompilationFailedConfig": "compile", "RuntimeFailedConfig": "runtime", "InvalidConfig": "constraints"}
-_SCHEMA = "1.0.0"
+from autotile.kernel_tuner.util import ErrorConfig, NpEncoder
 
 
 def _json_path(name: str | Path) -> Path:
     return Path(f"{str(name).removesuffix('.json')}.json")
-
-
-def get_t4_results(
-    results: Iterable[Params], tune_params: Mapping[str, Any], objective: str = "time"
-) -> dict[str, Any]:
-    """Return the results of `tune_kernel` as a T4 document."""
-    unmeasured = tune_params.keys() | _TIMES.keys() | {"timestamp", "times", "__error__"}
-    entries = []
-    for result in results:
-        error = result.get("__error__")
-        times = {t4: result.get(name, 0) for name, t4 in _TIMES.items()}
-        entries.append(
-            {
-                "timestamp": result.get("timestamp", ""),
-                "configuration": {name: result[name] for name in tune_params if name in result},
-                "times": {**times, "runtimes": result.get("times", [])},
-                "invalidity": "correct" if error is None else _INVALIDITY.get(error, "runtime"),
-                "correctness": 1,
-                "measurements": [
-                    {"name": name, "value": value, "unit": "ms" if name.startswith("time") else ""}
-                    for name, value in result.items()
-                    if name not in unmeasured
-                ],
-                "objectives": [objective],
-            }
-        )
-    return {"results": entries, "schema_version": _SCHEMA, "metadata": {"timeunit": "milliseconds"}}
 
 
 def store_output_file(
@@ -86,7 +45,10 @@ def _write(filename: str | Path, document: Mapping[str, Any]) -> None:
     write_output(path, json.dumps(document, cls=NpEncoder, indent=1) + "\n")
 
 
-_MARKS = {each.__name__: each for each in (ErrorConfig, InvalidConfig, CompilationFailedConfig, RuntimeFailedConfig)}
+_KINDS: list[type[ErrorConfig]] = [ErrorConfig, *ErrorConfig.__subclasses__()]
+_MARKS = {each.__name__: each for each in _KINDS}
+_OLD_FAILURE = 1e20
+"""Time of a configuration that failed, in old files of Kernel Tuner."""
 _EXPECTED = "expected a cache of Kernel Tuner; name another file, or remove this one"
 
 
@@ -124,6 +86,11 @@ class CacheFile:
             self.entries[key] = {name: value for name, value in entry.items() if name not in marks}
             if marks:
                 self.entries[key]["__error__"] = _MARKS[next(iter(marks.values()))]()
+            try:
+                if not marks and entry.get("time") != _OLD_FAILURE:
+                    convert(entry, MeasuredEntry)
+            except DataError as error:
+                raise InputError(f"the cache {self.path}: the entry {key!r:.80}: {error}; {_EXPECTED}") from None
 
     def append(self, params: Params, result: Mapping[str, Any]) -> None:
         """Write the result of a configuration, unless the file holds one; an `InputError` if it cannot be written."""

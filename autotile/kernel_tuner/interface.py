@@ -128,8 +128,10 @@ def tune_kernel(
         As for `autotile.tune`.
     """
     started = time.perf_counter()
-    _start_log(log, kernel_name)
+    _begin(kernel_name, log, texmem_args)
     codec = ParameterCodec(tune_params)
+    if isinstance(verify, str) and verify != "agreement":
+        raise InputError(f"verify is {verify!r}, expected a function, 'agreement' or None")
     kernel = ScriptKernel(
         kernel_name,
         kernel_source,
@@ -148,8 +150,17 @@ def tune_kernel(
     )
     if not simulation_mode:
         kernel.check_language(lang)
-    _refuse_textures(texmem_args)
-    names, directions = _objectives(objective, objective_higher_is_better, objectives)
+    if objectives:
+        names, directions = list(objectives), [bool(value) for value in objectives.values()]
+    else:
+        asked: Sequence[str | None] = [objective] if isinstance(objective, str) else objective or [None]
+        is_listed = isinstance(objective_higher_is_better, Sequence)
+        higher: Any = objective_higher_is_better if is_listed else [objective_higher_is_better] * len(asked)
+        if len(higher) != len(asked):
+            counts = plural(len(asked), "name"), plural(len(higher), "value")
+            raise InputError(f"objective has {counts[0]}, objective_higher_is_better {counts[1]}")
+        pairs = [get_objective_defaults(name, each) for name, each in zip(asked, higher, strict=True)]
+        names, directions = [name for name, _ in pairs], [is_higher for _, is_higher in pairs]
     for name in codec.values:
         if name.startswith(_DEVICE_PARAMETERS):
             warnings.warn(
@@ -182,10 +193,13 @@ def tune_kernel(
         env["simulated_time"] = sum(map(_simulated_ms, call.results.values()))
     else:
         env, groups = {}, list(_groups(kernel, answer))
-        for number, (group, expected) in enumerate(groups, start=1):
+        count, trials, budget_s = len(groups), call.chosen.trials, call.chosen.budget_s
+        for number, (group, expected) in enumerate(groups):
             checked = _with_check(group, expected, verify if callable(verify) else None, call.observation)
-            part = replace(call, codec=checked.codec, chosen=_share(call.chosen, number, len(groups)))
-            used, extra = part.tune(checked)
+            # The groups share the limits equally.
+            part = None if trials is None else max(1, trials * (number + 1) // count - trials * number // count)
+            share = replace(call.chosen, trials=part, budget_s=None if budget_s is None else budget_s / count)
+            used, extra = replace(call, codec=checked.codec, chosen=share).tune(checked)
             env = {
                 "device_name": used.name,
                 "cuda_version": nvrtc_version(),
@@ -198,7 +212,16 @@ def tune_kernel(
     if call.file is not None:
         call.file.close()
     found = list(call.results.values())
-    best = _best_results(found, names, directions)
+    timed = [result for result in found if "__error__" not in result and all(name in result for name in names)]
+    best: list[ConfigResult] = []
+    if timed and len(names) == 1:
+        best = [ConfigResult(get_best_config(timed, names[0], directions[0]))]
+    elif timed:  # the Pareto front
+        signs = np.array([-1.0 if higher else 1.0 for higher in directions])
+        kept = non_dominated(np.array([[float(result[name]) for name in names] for result in timed]) * signs)
+        best = [
+            ConfigResult({**result, "optimal": True}) for result, is_kept in zip(timed, kept, strict=True) if is_kept
+        ]
     if best:
         env["best_config"] = best if len(names) > 1 else best[0]
     elif any("__error__" not in result for result in found):
@@ -279,7 +302,7 @@ def run_kernel(
     InputError
         An argument cannot be used, there is no GPU, or the kernel does not compile or fails.
     """
-    _start_log(log, kernel_name)
+    _begin(kernel_name, log, texmem_args)
     codec = ParameterCodec({name: [value] for name, value in params.items()} or {"block_size_x": [256]})
     kernel = ScriptKernel(
         kernel_name,
@@ -295,40 +318,19 @@ def run_kernel(
         constants=cmem_args,
     )
     kernel.check_language(lang)
-    _refuse_textures(texmem_args)
     return run_once(kernel, device)
 
 
-def _start_log(log: int | None, kernel_name: str) -> None:
+def _begin(kernel_name: str, log: int | None, texmem_args: Mapping[str, Any] | None) -> None:
+    """Start the log; an `InputError` for textures."""
     if log:
         stamp = datetime.now().strftime("%Y%m%d-%H:%M:%S")
         logging.basicConfig(filename=f"{kernel_name.partition('<')[0]}{stamp}.log", level=log)
-
-
-def _refuse_textures(texmem_args: Mapping[str, Any] | None) -> None:
     if texmem_args:
         raise InputError(
             f"texmem_args ({', '.join(texmem_args)}): CUDA 12 removed texture references, so that such code "
             "does not compile; use a texture object, or read the array through a const pointer"
         )
-
-
-def _objectives(
-    objective: str | Sequence[str] | None,
-    higher_is_better: bool | Sequence[bool] | None,
-    objectives: Mapping[str, bool] | None,
-) -> tuple[list[str], list[bool]]:
-    """Return the objectives and whether greater values of each are better."""
-    if objectives:
-        return list(objectives), [bool(value) for value in objectives.values()]
-    names = [objective] if objective is None or isinstance(objective, str) else objective
-    given = higher_is_better if isinstance(higher_is_better, Sequence) else [higher_is_better] * len(names)
-    if len(given) != len(names):
-        raise InputError(
-            f"objective has {plural(len(names), 'name')}, objective_higher_is_better {plural(len(given), 'value')}"
-        )
-    pairs = [get_objective_defaults(name, each) for name, each in zip(names, given, strict=True)]
-    return [name for name, _ in pairs], [bool(is_higher) for _, is_higher in pairs]
 
 
 def _is_tunable(argument: Any) -> bool:
@@ -366,15 +368,6 @@ def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
     return names_read(
         tunable.select_for_configuration, (dict(zip(codec.values, values, strict=True)) for values in combinations)
     )
-
-
-def _share(chosen: StrategyChoice, number: int, groups: int) -> StrategyChoice:
-    """Return the search for one of several groups, which share the limits equally."""
-    if groups == 1:
-        return chosen
-    trials, budget_s = chosen.trials, chosen.budget_s
-    part = None if trials is None else max(1, (trials * number) // groups - (trials * (number - 1)) // groups)
-    return replace(chosen, trials=part, budget_s=None if budget_s is None else budget_s / groups)
 
 
 def _with_check(
@@ -430,17 +423,27 @@ class _TuneCall:
         Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
         codec, kernel = self.codec, described.build()
-        hint = "and only the results of an earlier call can be searched: pass cache and simulation_mode=True"
-        device = checked_device(self.device, hint)
+        device = checked_device(
+            self.device, "and only the results of an earlier call can be searched: pass cache and simulation_mode=True"
+        )
         problem = resolve_problem(kernel.spec, {}, None, defaults=True)
         if not self.quiet:
             print(f"Using: {device.name}")
         self.observation.register_device(device, self.device)
-        left = None
-        if self.file is not None and self.file.entries:
-            left = self._left_of_cache(self.file, feasible_space(kernel.spec, problem.sizes, device, problem.dtype))
-            if left is not None and not left:
+        left: tuple[Config, ...] | None = None  # configurations that the cache lacks, None for no restriction
+        entries = self.file.entries if self.file is not None else {}
+        space = feasible_space(kernel.spec, problem.sizes, device, problem.dtype) if entries else None
+        if space is not None and len(space) <= _MAX_LISTED:
+            lacking = []
+            for config in map(space.config, range(len(space))):
+                params = codec.decode(config)
+                if (entry := entries.get(codec.key(params))) is None:
+                    lacking.append(config)
+                else:
+                    self._add_cached({**entry, **params, **dict.fromkeys(_STAGES, 0)})
+            if not lacking:
                 return device, {}
+            left = tuple(lacking) if len(lacking) < len(space) else None
         is_verified = described.answer is not None or described.check is not None or described.is_agreement
         if not is_verified and not self.quiet:
             print(
@@ -613,19 +616,6 @@ class _TuneCall:
             if self.verbose:
                 print(reached)
 
-    def _left_of_cache(self, file: CacheFile, space: SearchSpace) -> tuple[Config, ...] | None:
-        """Take over the results in the cache; return the configurations that it lacks, None for no restriction."""
-        if len(space) > _MAX_LISTED:
-            return None
-        left = []
-        for config in map(space.config, range(len(space))):
-            entry = file.entries.get(self.codec.key(self.codec.decode(config)))
-            if entry is None:
-                left.append(config)
-            else:
-                self._add_cached({**entry, **self.codec.decode(config), **dict.fromkeys(_STAGES, 0)})
-        return tuple(left) if len(left) < len(space) else None
-
     def _add_cached(self, entry: Mapping[str, Any]) -> ConfigResult:
         """Add a result that was measured by an earlier call."""
         result = ConfigResult(entry)
@@ -682,7 +672,7 @@ _OWN_TELEMETRY = frozenset(
 
 def _simulated_ms(result: Mapping[str, Any]) -> float:
     """Return the time that a result of a cache took."""
-    return sum(float(result.get(name) or 0) for name in _STAGES)
+    return sum(time_ms for time_ms in map(result.get, _STAGES) if isinstance(time_ms, int | float))
 
 
 def _number(value: Any) -> Any:
@@ -690,18 +680,3 @@ def _number(value: Any) -> Any:
         return float(value)
     except ValueError:
         return value
-
-
-def _best_results(
-    results: Sequence[ConfigResult], objectives: Sequence[str], higher_is_better: Sequence[bool]
-) -> list[ConfigResult]:
-    """Return the best result, or the Pareto front of several objectives; none without a result that has a time."""
-    timed = [result for result in results if "__error__" not in result and all(name in result for name in objectives)]
-    if not timed:
-        return []
-    if len(objectives) == 1:
-        return [ConfigResult(get_best_config(timed, objectives[0], higher_is_better[0]))]
-    signs = np.array([-1.0 if higher else 1.0 for higher in higher_is_better])
-    points = np.array([[float(result[name]) for name in objectives] for result in timed]) * signs
-    front = zip(timed, non_dominated(points), strict=True)
-    return [ConfigResult({**result, "optimal": True}) for result, is_kept in front if is_kept]

@@ -146,13 +146,8 @@ class Observation:
         self._called = [each for kind, each in given if kind not in ("NVMLObserver", "RegisterObserver")]
         self.of_output = [each for each in self._called if callable(getattr(each, "process_output", None))]
         for each in self._called:
-            methods = {name: getattr(type(each), name, None) for name in _LAUNCH_METHODS}
-            own = [
-                name
-                for name, method in methods.items()
-                if method is not None and ".observers" not in getattr(method, "__module__", "")
-            ]
-            if own:
+            methods = ((name, getattr(type(each), name, None)) for name in _LAUNCH_METHODS)
+            if own := [name for name, method in methods if method and ".observers" not in method.__module__]:
                 warnings.warn(
                     f"the observer {type(each).__name__}: {', '.join(own)} are not called, as autotile times launches "
                     "in another process without a stop between them; its get_results is",
@@ -231,7 +226,14 @@ def _instance(observer: Any) -> Any:
             raise InputError(
                 f"an observer is {observer!r:.80}, expected a BenchmarkObserver, or a function that returns one"
             )
-        return _instance(observer({"device": 0, "platform": 0, "compiler": None, "lang": "CUDA"}))
+        try:
+            made = observer({"device": 0, "platform": 0, "compiler": None, "lang": "CUDA"})
+        except TypeError as error:
+            if not isinstance(observer, type):
+                raise
+            name = observer.__name__
+            raise InputError(f"an observer is the class {name} ({error}), expected an object of it: {name}()") from None
+        return _instance(made)
     if (name := type(observer).__name__) in _UNSUPPORTED:  # Kernel Tuner's own class
         raise InputError(f"{name} {_UNSUPPORTED[name]}")
     return observer

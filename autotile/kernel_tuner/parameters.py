@@ -13,6 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from numbers import Integral
 from random import Random
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.model import Config, Value
+from autotile.core.model import Config, Value, config_text
 from autotile.errors import InputError, SpecError
 from autotile.kernel.expressions import is_c_identifier, parse_expression
 from autotile.kernel.python_kernel import map_rows, names_read
@@ -258,6 +259,20 @@ def evaluate(text: str, values: Params) -> Any:
     return value(_parsed(text), values)
 
 
+@contextmanager
+def computed(what: str, params: Params) -> Iterator[None]:
+    """Turn the failure of an expression, a function or a conversion to a number into an `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the {what} of the configuration {config_text(params)} cannot be computed: {error}; expected numbers, and "
+            "texts and functions that give a number for every configuration that the restrictions allow"
+        ) from error
+
+
 def replace_param_occurrences(string: str, params: Params) -> str:
     """Return a text with each word that names a parameter replaced by its value."""
     return re.sub(r"\w+", lambda match: str(params[match[0]]) if match[0] in params else match[0], string)
@@ -366,6 +381,10 @@ def _restriction(given: Any, values: Mapping[str, Sequence[Any]]) -> Restriction
         )
     if isinstance(given, tuple) and len(given) in (2, 3) and isinstance(given[1], list | tuple):
         names = tuple(given[1])
+        if unknown := [name for name in names if name not in values]:
+            raise InputError(
+                f"a restriction names {unknown[0]!r}, which is no parameter; known are {', '.join(values)}"
+            )
         inner = _restriction(given[0], {name: values[name] for name in names})
         return Restriction(lambda params: inner.holds({name: params[name] for name in names}), names)
     bases = ((each.__name__, each.__module__.partition(".")[0]) for each in type(given).__mro__)

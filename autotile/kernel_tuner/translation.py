@@ -37,6 +37,7 @@ from autotile.kernel.spec import ConfigFunction, computed_values
 from autotile.kernel_tuner.parameters import (
     ParameterCodec,
     Params,
+    computed,
     evaluate,
     replace_param_occurrences,
     restriction_rules,
@@ -146,31 +147,34 @@ class ScriptKernel:
     def block(self, params: Params) -> tuple[int, ...]:
         """Return the threads of a block along each axis."""
         extents = zip(self.block_names, _DEFAULT_BLOCK, strict=True)
-        return tuple(int(params.get(name, default)) for name, default in extents)
+        with computed("block", params):
+            return tuple(int(params.get(name, default)) for name, default in extents)
 
     def grid(self, params: Params) -> tuple[int, ...]:
         """Return the blocks of the grid along each axis: the problem size over the divisors, rounded up."""
-        size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
-        if isinstance(size, str | Integral):
-            size = (size,)
-        if not isinstance(size, Iterable):
-            raise InputError(f"problem_size is {size!r}, expected a number, text, or up to three of them")
-        extents = []
-        for each in size:
-            if not isinstance(each, str | Integral):
-                raise InputError(f"problem_size contains {each!r}, expected whole numbers and texts")
-            extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
-        if not 1 <= len(extents) <= 3:
-            raise InputError(f"problem_size has {plural(len(extents), 'extent')}, expected 1 to 3")
-        axes = zip((*extents, 1, 1)[:3], self.grid_div, self.block_names, strict=True)
-        return tuple(math.ceil(float(extent) / _divisor(given, name, params)) for extent, given, name in axes)
+        with computed("grid", params):
+            size = self.problem_size(params) if callable(self.problem_size) else self.problem_size
+            if isinstance(size, str | Integral):
+                size = (size,)
+            if not isinstance(size, Iterable):
+                raise InputError(f"problem_size is {size!r}, expected a number, text, or up to three of them")
+            extents = []
+            for each in size:
+                if not isinstance(each, str | Integral):
+                    raise InputError(f"problem_size contains {each!r}, expected whole numbers and texts")
+                extents.append(int(evaluate(each, params) if isinstance(each, str) else each))
+            if not 1 <= len(extents) <= 3:
+                raise InputError(f"problem_size has {plural(len(extents), 'extent')}, expected 1 to 3")
+            axes = zip((*extents, 1, 1)[:3], self.grid_div, self.block_names, strict=True)
+            return tuple(math.ceil(float(extent) / _divisor(given, name, params)) for extent, given, name in axes)
 
     def dynamic_smem_bytes(self, params: Params) -> int:
         """Return the dynamic shared memory of a block."""
         size = (self.smem_args or {}).get("size", 0)
-        if callable(size):
-            size = size(params)
-        return int(evaluate(size, params) if isinstance(size, str) else size)
+        with computed("shared memory", params):
+            if callable(size):
+                size = size(params)
+            return int(evaluate(size, params) if isinstance(size, str) else size)
 
     def macros(self, params: Params) -> dict[str, str]:
         """Return the text of each macro of a configuration."""
@@ -209,8 +213,14 @@ class ScriptKernel:
 
     def build(self) -> Kernel:
         """Return the kernel for autotile; an `InputError` for an argument that cannot be used."""
-        arrays, codec = self.arrays, self.codec
-        source, _ = self.variant(codec.draw(Random(0)))
+        arrays, codec, random = self.arrays, self.codec, Random(0)
+        for left in reversed(range(_SAMPLES)):
+            try:
+                source, _ = self.variant(codec.draw(random))
+                break
+            except Exception:  # a configuration that the restrictions may exclude
+                if not left:
+                    raise
         words = re.findall(r"[A-Za-z]\w*", self.name.partition("<")[0])
         plain_name = str(words[-1]) if words else "kernel"
         answered = [index for index in arrays if self.answer is not None and self.answer[index] is not None]
@@ -264,12 +274,21 @@ class ScriptKernel:
             predicates=restriction_rules(self.restrictions, codec),
             functions=functions,
         )
+        inspection, check, shown = None, self.check, answered if self.answer is not None else list(arrays)
+        if check is not None:
+            inspection = Inspection(
+                tuple(names[index] for index in shown),
+                lambda config, contents: check(
+                    codec.decode(dict(config)), {index: contents[names[index]] for index in shown}
+                ),
+                str(session_folder()),
+            )
         kernel = make_kernel(spec, self.path or Path.cwd() / f"{plain_name}.cu", source)
         return structs.replace(
             kernel,
             source_hash=self._fingerprint(kernel),
             variant=lambda config: self.variant(codec.decode(dict(config))),
-            inspection=self._inspection(names, answered if self.answer is not None else list(arrays)),
+            inspection=inspection,
         )
 
     def _signature(self, source: str) -> tuple[list[str], set[int]]:
@@ -307,17 +326,6 @@ class ScriptKernel:
             "tolerance": dict.fromkeys(outputs, tolerance),
             **({"unchecked": unchecked} if unchecked else {}),
         }
-
-    def _inspection(self, names: Sequence[str], positions: Sequence[int]) -> Inspection | None:
-        if (check := self.check) is None:
-            return None
-        return Inspection(
-            tuple(names[index] for index in positions),
-            lambda config, contents: check(
-                self.codec.decode(dict(config)), {index: contents[names[index]] for index in positions}
-            ),
-            str(session_folder()),
-        )
 
     def _fingerprint(self, kernel: Kernel) -> str:
         """Return a hash of the source and the launch of sampled configurations.
@@ -393,7 +401,7 @@ _WITH_VALUE = ("-Xcompiler", "--compiler-options", "-ccbin", "-gencode", "-arch"
 
 def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return the options of a compiler that NVRTC has, too; the target and those for the host compiler are left out."""
-    if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+    if not isinstance(options, Sequence) or isinstance(options, str) or any(not isinstance(o, str) for o in options):
         raise InputError(f"compiler_options is {options!r:.80}, expected a list of texts")
     kept: list[str] = []
     words = iter(options)
@@ -430,20 +438,6 @@ def is_on_gpu(value: Any) -> bool:
     return bool(value.is_cuda) if _library(value) == "torch" else _library(value) == "cupy" and hasattr(value, "get")
 
 
-def _write_to_gpu(target: Any, content: NDArray[Any]) -> None:
-    """Copy a content to an array for which `is_on_gpu` is true, of the same shape and type."""
-    if _library(target) == "torch":
-        import torch
-
-        target.copy_(torch.from_numpy(content))
-        return
-    import cupy
-
-    with target.device:
-        target[...] = cupy.asarray(content)
-        cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
-
-
 def restored_form(stored: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     """Return the content of a buffer in the type and the shape of the argument that it was made from."""
     return stored.reshape(-1).view(like.dtype)[: like.size].reshape(like.shape)
@@ -451,6 +445,8 @@ def restored_form(stored: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
 
 def _element_type(array: NDArray[Any]) -> str:
     """Return the name of the element type that a buffer of an array has; bytes for types that autotile lacks."""
+    if array.dtype.kind in "OU":
+        raise InputError(f"{array!r:.80} has the element type {array.dtype}; expected numbers")
     name = dtype_name(array.dtype)
     return name if name in DTYPES else "uint8"
 
@@ -557,6 +553,17 @@ def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
     for index, array in described.arrays.items():
         stored = contents.get(kernel.spec.arguments[index].name)
         returned[index] = array.copy() if stored is None else restored_form(stored, array)
-        if is_on_gpu(described.arguments[index]) and returned[index].tobytes() != array.tobytes():
-            _write_to_gpu(described.arguments[index], returned[index])  # unchanged, it may be another argument, too
+        target = described.arguments[index]
+        if not is_on_gpu(target) or returned[index].tobytes() == array.tobytes():
+            continue  # unchanged, it may be another argument, too
+        if _library(target) == "torch":
+            import torch
+
+            target.copy_(torch.from_numpy(returned[index]))
+        else:
+            import cupy
+
+            with target.device:
+                target[...] = cupy.asarray(returned[index])
+                cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
     return returned

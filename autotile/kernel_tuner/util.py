@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from autotile.kernel_tuner.parameters import evaluate
+from autotile.errors import InputError
+from autotile.kernel_tuner.parameters import computed, evaluate
 from autotile.kernel_tuner.parameters import replace_param_occurrences as replace_param_occurrences
 
 default_block_size_names = ["block_size_x", "block_size_y", "block_size_z"]
@@ -65,11 +66,11 @@ objective_default_map = {
 
 
 def get_objective_defaults(objective: str | None, objective_higher_is_better: bool | None) -> tuple[str, bool]:
-    """Return an objective, ``time`` if none is given, and its direction; a `ValueError` if that is not known."""
+    """Return an objective, ``time`` if none is given, and its direction; an `InputError` if that is not known."""
     objective = objective or "time"
     if objective_higher_is_better is None:
         if objective not in objective_default_map:
-            raise ValueError(f"whether a higher {objective} is better is not known; give objective_higher_is_better")
+            raise InputError(f"whether a higher {objective} is better is not known; give objective_higher_is_better")
         objective_higher_is_better = objective_default_map[objective]
     return objective, objective_higher_is_better
 
@@ -108,12 +109,13 @@ def get_instance_string(params: Mapping[str, Any]) -> str:
 def process_metrics(params: dict[str, Any], metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     """Add metrics to the parameters and values of a configuration; each may use those before it.
 
-    They are string expressions, or functions of such a dictionary, by name; anything else is a `ValueError`.
+    They are string expressions, or functions of such a dictionary, by name; anything else is an `InputError`.
     """
     if not isinstance(metrics or {}, Mapping):
-        raise ValueError(f"metrics is a {type(metrics).__name__}, expected a dictionary, whose order is kept")
+        raise InputError(f"metrics is a {type(metrics).__name__}, expected a dictionary, whose order is kept")
     for name, metric in (metrics or {}).items():
         if not isinstance(metric, str) and not callable(metric):
-            raise ValueError(f"the metric {name} is {metric!r}, expected a string or a function")
-        params[name] = evaluate(metric, params) if isinstance(metric, str) else metric(params)
+            raise InputError(f"the metric {name} is {metric!r}, expected a string or a function")
+        with computed(f"metric {name}", params):
+            params[name] = evaluate(metric, params) if isinstance(metric, str) else metric(params)
     return params

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -23,7 +23,7 @@ from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import TuningKey, space_hash
-from autotile.database.learned import MissCost, MissCostEstimator
+from autotile.database.learned import MissCost, miss_costs
 from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
@@ -328,7 +328,7 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
     """
     found: list[AssessedMiss] = []
     kernels: dict[str, Kernel | None] = {}
-    estimators: dict[str, MissCostEstimator] = {}
+    costs: dict[str, Callable[[StoredMiss], MissCost | None]] = {}
     for miss in rows_of_kernel(database.misses, kernel):
         if gpu_name not in (None, miss.gpu_name):
             continue
@@ -347,11 +347,11 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
         if current is None or problem is None:
             found.append(AssessedMiss(miss.problem, *counts, None, None, tuned=False))
             continue
-        if name not in estimators:
-            estimators[name] = MissCostEstimator(database, current)
+        if name not in costs:
+            costs[name] = miss_costs(database, current)
         version = (current.source_hash, space_hash(current.spec))
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)
-        cost = estimators[name].cost(structs.replace(miss, problem=problem))
+        cost = costs[name](structs.replace(miss, problem=problem))
         found.append(AssessedMiss(problem, *counts, current, cost, tuned))
     return found

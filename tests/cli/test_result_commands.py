@@ -159,9 +159,10 @@ class TestExchange:
         made = run("import", path, "n=1048576", "-o", tmp_path / "made.npz", "--json").document
         assert made["recording"] == str(tmp_path / "made.npz")
         assert read_recording_header(tmp_path / "made.npz").problem.sizes == {"n": 1048576}
-        run("import", path, "n=1", "-o", path).is_refused("the command reads or writes it already")
+        run("import", path, "n=1048576", "-o", path).is_refused("the command reads or writes it already")
         run("import", path, "n=0").is_refused("size n is 0")
-        run("import", path, "n=8", "--dtype", "float31").is_refused("no dtype 'float31'")
+        run("import", path, "n=8").is_refused("the problem size 1048576, which n=8 contradicts")
+        run("import", path, "--dtype", "float31").is_refused("no dtype 'float31'")
         path.write_text("{}")
         run("import", path, "n=1").is_refused("cache file of Kernel Tuner")
         run("import", tmp_path / "missing.json", "n=1").is_refused("missing.json")
@@ -176,6 +177,8 @@ class TestExchange:
         assert json.loads(path.read_text())["schema_version"] == "1.0.0"
         cache = ("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", tmp_path / "cache.json")
         assert [run(*command).code for command in (cache, ("import", tmp_path / "cache.json", "n=1048576"))] == [0, 0]
+        read = run("import", path, "--db", tmp_path / "other.db", "--json").document
+        assert (read["format"], read["kernel"], read["problem"]) == ("t4", "scale", {"n": 1048576})
         done = run(*words, "h200", "--json").document  # not what was imported since
         assert (done["study"], "note" in done) == (1, False)
         code = scale_toml.with_suffix(".cu")

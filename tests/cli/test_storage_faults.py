@@ -83,7 +83,7 @@ def commands(words: list[str], cache_file: Path, scale_toml: Path, tmp_path: Pat
         "best": ["best", str(scale_toml), SIZE],
         "check": ["db", "check"],
         "export": ["export", str(scale_toml), SIZE, "--format", "t4", "-o", str(tmp_path / "t4.json")],
-        "import": ["import", str(cache_file), "n=3"],
+        "import": ["import", str(cache_file)],
         "tune": words,
     }
 

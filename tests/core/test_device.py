@@ -16,22 +16,19 @@ from autotile.core.ceilings import (
     imprecise,
     unit_ceiling,
 )
-from autotile.core.device import capability_limits, device_profile, limits_for, parse_profile, profile_names
+from autotile.core.device import (
+    _CAPABILITIES,
+    CapabilityLimits,
+    _files,
+    device_profile,
+    limits_for,
+    parse_profile,
+    profile_names,
+)
 from autotile.core.documents import convert, decode_json, encode_json
 from autotile.errors import DataError, InputError
 
-PROFILE = """
-name = "NVIDIA Example"
-compute_capability = "9.0"
-sm_count = { value = 132, source = "sheet" }
-clock_mhz = { value = 1980, source = "sheet" }
-memory_bytes = { value = 1024, source = "sheet" }
-memory_bandwidth_bytes_per_s = { value = 4.8e12, source = "sheet" }
-l2_bytes = { value = 0, source = "sheet" }
-
-[sources]
-sheet = "Example data sheet"
-"""
+PROFILE = _files()["h200"].read_text()
 
 
 class TestProfiles:
@@ -100,59 +97,48 @@ class TestProfiles:
     def test_unknown_capability_takes_the_nearest_lower_of_its_family_or_the_newest(self, unknown, known):
         assert limits_for(unknown) == limits_for(known)
 
-    def test_capabilities_that_differ_in_one_figure(self):
+    def test_capabilities_that_differ_in_one_figure_and_what_is_none(self):
         assert [limits_for(name).max_blocks_per_sm for name in ("8.6", "8.9")] == [16, 24]
         assert [limits_for(name).smem_unit_bytes for name in ("7.5", "8.0")] == [256, 128]
         assert limits_for("12.0") == limits_for("8.9")
-
-    @pytest.mark.parametrize("text", ["sm_90", "9", "", "9.0a"])
-    def test_capability_must_have_two_numbers(self, text):
-        with pytest.raises(InputError, match=re.escape(f"{text!r}: expected major and minor")):
-            limits_for(text)
+        for text in ("sm_90", "9", "", "9.0a"):
+            with pytest.raises(InputError, match=re.escape(f"{text!r}: expected major and minor")):
+                limits_for(text)
 
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ("sm_count = {", "sm_count = [", "example.toml: not TOML"),
-            ("value = 132, ", "", "sm_count: object missing required field value"),
+            ("sm_count = {", "sm_count = [", "x.toml: Invalid value (at line"),
+            ("value = 132, ", "", "x.toml: sm_count: expected int, got null"),
             ("value = 132", "value = 132.5", "sm_count: expected int"),
             ("value = 132", "value = -1", "sm_count: expected int"),
             ("value = 132", "value = true", "sm_count: expected int"),
             ("value = 4.8e12", 'value = "fast"', "memory_bandwidth_bytes_per_s: expected float, got str"),
-            ('value = 132, source = "sheet"', 'value = 132, source = "rumour"', "source 'rumour' is not in [sources]"),
-            ("[sources]", "[documents]", "there is no [sources] table"),
-            ("sm_count", "sms", "does not belong here: sms"),
-            ("l2_bytes", "warp_size", "does not belong here: warp_size"),
-            (
-                "\n[sources]",
-                'warp_unit = { value = 4, source = "sheet" }\n[sources]',
-                "does not belong here: warp_unit",
-            ),
-            ('name = "NVIDIA Example"', "name = 5", "name: expected str, got int"),
-            ('compute_capability = "9.0"', "", "object missing required field compute_capability"),
+            ("sm_count", "sms", "object missing required field sm_count"),
+            ('name = "NVIDIA H200"', "name = 5", "name: expected str, got int"),
+            ('compute_capability = "9.0"', "", "compute capability 'None': expected major and minor version"),
         ],
     )
     def test_a_malformed_profile_says_what_is_wrong(self, old, new, message):
-        device = parse_profile(PROFILE, "example.toml")
-        assert (device.name, device.sm_count, device.l2_bytes) == ("NVIDIA Example", 132, 0)
-        assert device.max_threads_per_sm == limits_for("9.0").max_threads_per_sm
+        assert parse_profile(PROFILE, "x.toml") == device_profile("h200")
         assert old in PROFILE
         with pytest.raises(InputError, match=re.escape(message)):
-            parse_profile(PROFILE.replace(old, new), "example.toml")
+            parse_profile(PROFILE.replace(old, new), "x.toml")
 
-    @pytest.mark.parametrize(
-        ("row", "message"),
-        [
-            ('["9.9"]\nlike = { value = "9.8", source = "s" }', "like: '9.8' is not a row above"),
-            ('["9.9"]\nlike = { value = "9.9", source = "s" }', "like: '9.9' is not a row above"),
-            ('["9.9"]\nwarp_size = { value = 32, source = "s" }', "object missing required field"),
-            ('["9.9"]\nmax_block_dim = { value = [1, 2], source = "s" }', "max_block_dim: expected array of length 3"),
-            ('"9.9" = 3', "expected a table of figures"),
-        ],
-    )
-    def test_a_malformed_table_of_capabilities_says_what_is_wrong(self, row, message):
-        with pytest.raises(InputError, match=re.escape(message)):
-            capability_limits(tomllib.loads(f'{row}\n[sources]\ns = "a document"\n'), "9.9", "table.toml")
+    @pytest.mark.parametrize("path", [_CAPABILITIES, *_files().values()], ids=lambda path: path.stem)
+    def test_every_figure_that_ships_is_a_known_one_and_names_a_source_of_its_file(self, path):
+        document = tomllib.loads(path.read_text())
+        sources = document.pop("sources")
+        chip = {"sm_count", "clock_mhz", "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes"}
+        rows = document if path is _CAPABILITIES else {"": document}
+        for number, (capability, row) in enumerate(rows.items()):
+            names = {"name", "compute_capability"} if path is not _CAPABILITIES else set()
+            figures = {name: figure for name, figure in row.items() if name not in names}
+            assert figures.keys() <= ({*CapabilityLimits.__struct_fields__, "like"} if capability else chip)
+            assert all(figure.keys() == {"value", "source"} for figure in figures.values())
+            assert {figure["source"] for figure in figures.values()} <= sources.keys()
+            assert row.get("like", {"value": None})["value"] in [None, *list(rows)[:number]]  # a row above
+            assert not capability or limits_for(capability)
 
 
 def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:

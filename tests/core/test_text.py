@@ -45,6 +45,14 @@ def test_other_texts():
     assert text.device_text(device_profile("h200")) == "NVIDIA H200 (profile)"
     assert text.source_text("NVIDIA H200", "replayed") == "NVIDIA H200 (replayed)"
     assert text.source_text("NVIDIA H200", "cuda") == "NVIDIA H200"
+    gates = {"combinations": 8294400, "limits": 24906}
+    outcomes = {Outcome.PRUNED: 12, Outcome.OK: 180, Outcome.COMPILE_FAILED: 8, Outcome.CRASHED: 0}
+    assert outcomes_text(outcomes) == "180 ok, 8 compile_failed, 12 pruned"
+    assert funnel_text(gates, outcomes) == (
+        "8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 8 compile_failed, 12 pruned"
+    )
+    assert funnel_text(gates, {}) == "8,294,400 combinations -> 24,906 valid -> 0 tried"
+    assert funnel_text({"combinations": 1, "limits": 1}, {}) == "1 combination -> 1 valid -> 0 tried"
 
 
 @pytest.mark.parametrize(
@@ -58,17 +66,6 @@ def test_other_texts():
 def test_occupancy(threads, shown):
     device = device_profile("rtx-3060")
     assert text.occupancy_text(device, occupancy(threads, 32, 1024, device)) == shown
-
-
-def test_the_funnel_is_one_line():
-    gates = {"combinations": 8294400, "limits": 24906}
-    outcomes = {Outcome.PRUNED: 12, Outcome.OK: 180, Outcome.COMPILE_FAILED: 8, Outcome.CRASHED: 0}
-    assert outcomes_text(outcomes) == "180 ok, 8 compile_failed, 12 pruned"
-    assert funnel_text(gates, outcomes) == (
-        "8,294,400 combinations -> 24,906 valid -> 200 tried: 180 ok, 8 compile_failed, 12 pruned"
-    )
-    assert funnel_text(gates, {}) == "8,294,400 combinations -> 24,906 valid -> 0 tried"
-    assert funnel_text({"combinations": 1, "limits": 1}, {}) == "1 combination -> 1 valid -> 0 tried"
 
 
 class Bare(Result):

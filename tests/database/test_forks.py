@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 import autotile
-from autotile.core.forks import FORK_LOCK
+from autotile.core.forks import FORK_LOCK, fork_guard
 from autotile.core.model import Problem
 from autotile.database.database import Database, open_existing
 from autotile.database.engine import is_healthy, open_connections, set_aside
@@ -159,7 +159,8 @@ def test_a_fork_waits_for_the_end_of_a_transaction(path):
         with Database.open(path) as database, database.writing() as connection:
             connection.execute(text(ADD_MISSES), miss_of(1))
             begun.set()
-            time.sleep(0.2)  # the fork begins meanwhile
+            while not fork_guard._is_forking:
+                time.sleep(0.001)
             connection.execute(text(ADD_MISSES), miss_of(2))
 
     def work(path: Path) -> bool:

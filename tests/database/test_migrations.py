@@ -127,9 +127,8 @@ def make_older(database: Database, revision: str = "0007") -> None:
     )
 
 
-def _drop_newer_columns(database: Database) -> None:
-    """Complete `_downgrade`; from then on the rows cannot be read."""
-    change(database, "ALTER TABLE trials DROP COLUMN gpu")
+NO_GPU = "ALTER TABLE trials DROP COLUMN gpu"
+"""Completes `_downgrade`; from then on the rows cannot be read."""
 
 
 def _downgrade(database: Database) -> None:
@@ -159,7 +158,7 @@ def test_the_order_of_finals_is_upgraded(tmp_path, key, ends, served):
         _downgrade(database)
         assert [best.trial.config["BM"] for best in database.best()] == [served[0]]
         trials = database.trials(study)
-        _drop_newer_columns(database)
+        change(database, NO_GPU)
     with Database.open(path) as database:
         assert [best.trial.config["BM"] for best in database.best()] == [served[1]]
         assert database.trials(study)[: len(trials)] == trials
@@ -185,7 +184,7 @@ def test_the_order_of_rules_is_upgraded(tmp_path, key, device):
             change(database, f"UPDATE families SET learned_at = {date} WHERE id = (SELECT max(id) FROM families)")
         save_family_state(database, key, families[0], device, FamilyState({}, tuned=1))
         _downgrade(database)
-        _drop_newer_columns(database)
+        change(database, NO_GPU)
     with Database.open(path) as database:
         assert [stored.rule for stored in database.rules()] == [rules[0], rules[2], rules[1]]
         assert family_state(database, key, families[0]) == FamilyState({}, tuned=1)

@@ -4,7 +4,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -313,11 +312,9 @@ def test_a_pooler_without_a_server_and_the_words_of_a_command_that_waits_for_it(
     with pytest.raises(DatabaseError) as caught:
         Database.open("postgresql://user:secret@127.0.0.1:1/name")
     assert "secret" not in str(caught.value)
-    start_s = time.monotonic()
     expected = "no answer to the first statement for 2 s: the server does not answer"
     with pytest.raises(engine.LostServerError, match=expected):
         Database.open(silent_pooler, server_timeout_s=1.0)
-    assert time.monotonic() - start_s < 10
     assert not caplog.records
     with pytest.raises(engine.LostServerError, match="for 3 s") as caught:
         Database.open_readonly(silent_pooler)
@@ -328,10 +325,13 @@ def test_a_pooler_without_a_server_and_the_words_of_a_command_that_waits_for_it(
     assert "secret" not in " ".join([str(caught.value), *waits])
 
 
-def test_serving_falls_back_where_a_server_never_answers_and_says_why(silent_server):
-    start_s = time.monotonic()
+def test_serving_falls_back_where_a_server_never_answers_and_says_why(silent_server, monkeypatch):
+    limits, limit = [], engine._connect_limit
+    monkeypatch.setattr(
+        engine, "_connect_limit", lambda *given, **named: limits.append(limit(*given, **named)) or limits[-1]
+    )
     kernel = Dispatcher(database=silent_server).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
-    assert time.monotonic() - start_s < 10
+    assert {*limits} == {2}
     assert "the server does not answer" in kernel.choice.unread
     assert "does not answer" in kernel.explain()
     assert "secret" not in kernel.explain()
@@ -361,8 +361,6 @@ def test_a_statement_that_takes_too_long_is_ended(query, server_url):
     with Database.open(server_url) as first, Database.open(server_url, server_timeout_s=0.5) as second:
         with first.writing() as holder:
             holder.execute(text("LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"))
-            start_s = time.monotonic()
             with pytest.raises(DatabaseError, match="overloaded, or another process"), second.writing() as connection:
                 connection.execute(text(query))
-            assert time.monotonic() - start_s < 10
         assert check_database(second).ok

@@ -100,15 +100,11 @@ def run(program: Path, *arguments: str, given: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def detail_of(header: str) -> str:
-    """Return the helper functions that expressions call."""
-    begin = header.index("// Division that rounds")
-    return "namespace detail {\n" + header[begin : header.index("}  // namespace detail")] + "}\n"
-
-
 @needs_compiler
 def test_expressions_have_the_values_that_they_have_in_python(tmp_path: Path) -> None:
-    template = Path(__file__).parents[2] / "autotile" / "exchange" / "header_template.hpp"
+    template = (Path(__file__).parents[2] / "autotile" / "exchange" / "header_template.hpp").read_text()
+    begin = template.index("// Division that rounds")  # the functions that expressions call
+    helpers = template[begin : template.index("}  // namespace detail")]
     parsed = [parse_expression(text, KINDS) for text in EXPRESSIONS]  # type: ignore[arg-type]
     printed = "\n".join(f"        std::cout << std::int64_t({to_cpp(e, PLACES)}) << '\\n';" for e in parsed)
     rows = ", ".join(f"Row{{{', '.join(map(literal, row))}}}" for row in ROWS)
@@ -119,7 +115,8 @@ def test_expressions_have_the_values_that_they_have_in_python(tmp_path: Path) ->
 #include <iostream>
 #include <numeric>
 #include <string_view>
-{detail_of(template.read_text())}
+namespace detail {{
+{helpers}}}
 struct Row {{ std::int64_t A, B, C; bool P; std::string_view L; double X; }};
 int main() {{
     for (const Row& row : {{{rows}}}) {{

@@ -40,7 +40,7 @@ from autotile.exchange.bundle import (
     manifest_digest,
     write_bundle,
 )
-from autotile.exchange.kernel_tuner import import_into_database, import_into_recording, read_cache
+from autotile.exchange.kernel_tuner import import_into_database, import_into_recording, read_results
 from autotile.exchange.recording import list_recordings, read_recording, read_recording_header
 from autotile.exchange.shipped import read_rules, read_winners, write_winners
 from autotile.kernel.library import load_kernel
@@ -183,8 +183,8 @@ def test_caches_of_kernel_tuner(folder: Path) -> None:
     source.write_text(json.dumps(document))
 
     def use(path: Path) -> int:
-        cache = read_cache(path)
-        key = cache.key({"N": 4096})
+        cache = read_results(path)
+        key = cache.key({"N": 4096, "M": 2})
         import_into_recording(folder / "imported.npz", cache, key)
         read_recording(folder / "imported.npz")
         (folder / "imported.db").unlink(missing_ok=True)
@@ -229,7 +229,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "recording": read_recording,
     "header of a recording": read_recording_header,
     "bundle": Bundle,
-    "cache of Kernel Tuner": read_cache,
+    "cache of Kernel Tuner": read_results,
     "winners": read_winners,
     "rules": read_rules,
     "database": Database.open,

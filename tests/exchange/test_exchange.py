@@ -19,8 +19,7 @@ from autotile.errors import InputError
 from autotile.exchange.kernel_tuner import (
     import_into_database,
     import_into_recording,
-    read_cache,
-    t4_results,
+    read_results,
     write_cache,
     write_t4,
 )
@@ -50,17 +49,17 @@ def simulate(path: Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str
 
 class TestT4:
     def test_documents_meet_kernel_tuners_schema(
-        self, tmp_path: Path, stored: Sequence[StoredTrial], device: DeviceProperties
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial], device: DeviceProperties
     ) -> None:
         file_utils = pytest.importorskip("kernel_tuner.file_utils")
         with pytest.raises(InputError, match=r"cannot write .*nowhere"):
-            write_t4(tmp_path / "nowhere" / "x.json", [], None)
+            write_t4(tmp_path / "nowhere" / "x.json", key, [], None)
         (tmp_path / "mine-metadata.json").touch()
         with pytest.raises(InputError, match=r"would replace .*mine-metadata.json"):
-            write_t4(tmp_path / "mine.json", [], None)
-        assert write_t4(Path("/dev/null"), stored, device) is None
+            write_t4(tmp_path / "mine.json", key, [], None)
+        assert write_t4(Path("/dev/null"), key, stored, device) is None
         results = tmp_path / "sgemm.json"
-        metadata = write_t4(results, stored, device)
+        metadata = write_t4(results, key, stored, device)
         assert metadata == tmp_path / "sgemm-metadata.json"
         for path, target in ((results, "results"), (metadata, "metadata")):
             version, schema = file_utils.output_file_schema(target)
@@ -68,20 +67,16 @@ class TestT4:
             assert document["schema_version"] == version
             jsonschema.validate(document, schema)
 
-    def test_each_failure_has_the_schemas_word_and_its_reason(self, stored: Sequence[StoredTrial]) -> None:
-        results = t4_results(stored)["results"]
-        expected = ["constraints", "compile", "constraints", "correctness", "correctness", "runtime", "timeout"]
-        words = [result["invalidity"] for result in results]
-        assert words == ["correct"] * 3 + expected + ["correct"], "what was never tried is left out"
-        reasons = [[entry for entry in result["measurements"] if entry["name"] == "reason"] for result in results]
-        assert reasons == [[]] * 3 + [[{"name": "reason", "value": "why", "unit": ""}]] * 7 + [[]]
-
-    def test_everything_that_was_measured_is_there_with_its_unit(self, stored: Sequence[StoredTrial]) -> None:
+    def test_everything_that_was_measured_is_there_with_its_unit(
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
+    ) -> None:
         measurement = Measurement(50.0, 49.0, 51.0, (50.0, 50.5))
-        (result,) = t4_results([replace(stored[0], trial=replace(stored[0].trial, measurement=measurement))])["results"]
+        one = replace(stored[0], trial=replace(stored[0].trial, measurement=measurement))
+        write_t4(tmp_path / "t4.json", key, [one], None)
+        (result,) = json.loads((tmp_path / "t4.json").read_text())["results"]
         found = {entry["name"]: (entry["value"], entry["unit"]) for entry in result["measurements"]}
         expected = {"time": (0.05, "ms"), "time_low": (0.049, "ms"), "time_high": (0.051, "ms")}
-        expected |= {"registers": (96, ""), "occupancy": (0.25, ""), "power_w": (512.5, "")}
+        expected |= {"registers": (96, ""), "occupancy": (0.25, ""), "power_w": (512.5, ""), "spill_bytes": (0, "B")}
         assert {name: found[name] for name in expected} == expected
         assert result["configuration"] == SPACE[0]
         assert result["times"]["runtimes"] == [0.05, 0.0505]
@@ -139,8 +134,12 @@ def theirs(tmp_path: Path) -> Path:
 
 class TestImport:
     def test_every_entry_becomes_a_trial(self, theirs: Path) -> None:
-        cache = read_cache(theirs)
-        assert (cache.kernel, cache.gpu_name, cache.problem_size) == ("add", "NVIDIA GeForce RTX 3060", (4096, 2))
+        cache = read_results(theirs)
+        assert (cache.key().kernel, cache.key().gpu_name, cache.problem_size) == (
+            "add",
+            "NVIDIA GeForce RTX 3060",
+            (4096, 2),
+        )
         assert [parameter.name for parameter in cache.parameters] == ["block_size_x", "vector", "kind"]
         first, *failures, last = cache.trials
         assert first.config == {"block_size_x": 32, "vector": True, "kind": "a"}
@@ -153,17 +152,17 @@ class TestImport:
         assert last.measurement == Measurement(250.0, 250.0, 250.0, (), "hot")
 
     def test_a_known_gpu_brings_its_properties(self, theirs: Path) -> None:
-        key = read_cache(theirs).key()
+        key = read_results(theirs).key()
         assert (key.compute_capability, key.sm_count, key.sizes) == ("8.6", 28, {"x": 4096, "y": 2})
         assert (key.source, key.l2_mode, key.template_hash) == ("replayed", "hot", "")
         theirs.write_text(theirs.read_text().replace("NVIDIA GeForce RTX 3060", "Unheard-of 9"))
-        unknown = read_cache(theirs)
+        unknown = read_results(theirs)
         assert unknown.device is None
-        assert unknown.key({"N": 7}, "float16").sizes == {"N": 7}
+        assert unknown.key({"N": 4096, "M": 2}, "float16").sizes == {"N": 4096, "M": 2}
         assert unknown.key().gpu_name == "Unheard-of 9"
 
     def test_results_go_into_the_database_those_that_are_new(self, theirs: Path, database: Database) -> None:
-        cache = read_cache(theirs)
+        cache = read_results(theirs)
         shorter = replace(cache, trials=cache.trials[:1])
         stored = [import_into_database(database, each, cache.key()) for each in (shorter, cache, cache)]
         ((study, one), *others) = stored
@@ -176,7 +175,7 @@ class TestImport:
         assert best.winner.device == cache.device
 
     def test_results_become_a_recording(self, theirs: Path, tmp_path: Path) -> None:
-        cache = read_cache(theirs)
+        cache = read_results(theirs)
         import_into_recording(tmp_path / "add.npz", cache, cache.key())
         recording = read_recording(tmp_path / "add.npz", kernel="add")
         assert recording.header.parameters == cache.parameters
@@ -186,33 +185,79 @@ class TestImport:
             assert result.outcome is trial.outcome
         assert recording.lookup({"block_size_x": 32, "vector": True, "kind": "b"}) is None
 
-    def test_what_we_wrote_comes_back(self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]) -> None:
-        write_cache(tmp_path / "ours.json", key, PARAMETERS, standing_trials(stored))
-        cache = read_cache(tmp_path / "ours.json")
-        assert cache.parameters == PARAMETERS
-        assert cache.key(key.sizes).problem == key.problem
-        newest = {config_key(one.trial.config): one.trial for one in stored}
-        for trial in cache.trials:
-            ours = newest[config_key(trial.config)]
-            assert trial.time_us == pytest.approx(ours.time_us)
-            assert trial.outcome.has_time == ours.outcome.has_time
+    @pytest.mark.parametrize("is_t4", [False, True])
+    def test_what_we_wrote_comes_back(
+        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial], is_t4: bool
+    ) -> None:
+        ours, path = standing_trials(stored), tmp_path / "ours.json"
+        if is_t4:  # which states the sizes, but not all values
+            write_t4(path, key, ours, None)
+        else:
+            write_cache(path, key, PARAMETERS, ours)
+        found = read_results(path)
+        assert is_t4 or found.parameters == PARAMETERS
+        unknown = {**dict.fromkeys(("template_hash", "space_hash", "nvrtc_version"), ""), "options": []}
+        expected = key.to_json() | unknown | {"source": "replayed"}
+        assert found.key(None if is_t4 else key.sizes).to_json() == expected
+        newest = {config_key(one.trial.config): one.trial for one in ours}
+        failed = [Outcome.INFEASIBLE, Outcome.COMPILE_FAILED, *[Outcome.RESOURCE_EXCEEDED] * 5]
+        if is_t4:
+            failed = [Outcome.INFEASIBLE, Outcome.COMPILE_FAILED, Outcome.INFEASIBLE]
+            failed += [*[Outcome.WRONG_RESULT] * 2, Outcome.RESOURCE_EXCEEDED, Outcome.TIMED_OUT]
+        assert [trial.outcome for trial in found.trials] == [Outcome.OK] * 3 + failed  # without what was never tried
+        assert [trial.telemetry.get("reason") for trial in found.trials[3:]] == ["why" if is_t4 else None] * 7
+        for trial in found.trials:
+            mine = newest[config_key(trial.config)]
+            assert trial.time_us == pytest.approx(mine.time_us)
+            assert {stage: trial.seconds[stage] for stage in mine.seconds} == pytest.approx(mine.seconds)
+
+    def test_t4_results_of_theirs_lack_a_gpu_and_are_of_the_kernel_in_the_name(self, tmp_path: Path) -> None:
+        file_utils, util = (pytest.importorskip(f"kernel_tuner.{name}") for name in ("file_utils", "util"))
+        names = ("compile_time", "benchmark_time", "framework_time", "strategy_time", "verification_time")
+        spent = {**dict.fromkeys(names, 0.0), "compile_time": 250.0}
+        results = [
+            {"bx": 32, "time": 0.5, "times": [0.4, 0.6], "GFLOP/s": 12.5, **spent},
+            {"bx": 64, "__error__": util.CompilationFailedConfig(), **spent},
+        ]
+        file_utils.store_output_file(str(path := tmp_path / "add.json"), results, {"bx": [32, 64]})
+        with pytest.raises(InputError, match=r"as T4 results: device_name is empty; give the name of the device"):
+            read_results(path)
+        found = read_results(path, gpu_name="NVIDIA H200")
+        key = found.key({"N": 7})
+        assert (key.kernel, key.sm_count, key.l2_mode) == ("add", 132, "hot")
+        assert read_results(path, kernel="sum", gpu_name="Unheard-of 9").key({"N": 7}).kernel == "sum"
+        first, failed = found.trials
+        assert first.measurement == Measurement(500.0, 400.0, 600.0, (400.0, 600.0), "hot")
+        assert (first.telemetry, first.seconds["compile"]) == ({"GFLOP/s": 12.5}, 0.25)
+        assert (failed.config, failed.outcome) == ({"bx": 64}, Outcome.COMPILE_FAILED)
+        with pytest.raises(InputError, match="as a cache file of Kernel Tuner: object missing required field"):
+            read_results(path, "kernel-tuner", gpu_name="x")
+        path.write_text(path.read_text().replace("milli", "micro"))
+        with pytest.raises(InputError, match="times are in 'microseconds', expected 'milliseconds'"):
+            read_results(path)
+
+    @pytest.mark.parametrize("sizes", [{"N": 7}, {"M": 1024, "N": 2}, {"N": 4096}])
+    def test_sizes_that_contradict_those_of_the_file_are_refused(self, theirs: Path, sizes: dict[str, int]) -> None:
+        with pytest.raises(InputError, match=r"problem size 4096 x 2, which .* contradicts"):
+            read_results(theirs).key(sizes)
+        assert read_results(theirs).key({"A": 64, "B": 64, "C": 2, "FLAG": 1}).sizes["C"] == 2
 
     def test_a_finished_file_is_read_and_a_line_that_was_cut_short_loses_only_itself(self, theirs: Path) -> None:
         unfinished = theirs.read_bytes()
         pytest.importorskip("kernel_tuner.util").close_cache(str(theirs))
-        assert len(read_cache(theirs).trials) == 5
+        assert len(read_results(theirs).trials) == 5
         for end in (b"\n", b"\r\n"):  # as on Linux and on Windows
             theirs.write_bytes(unfinished[:-40].replace(b"\n", end))
-            assert len(read_cache(theirs).trials) == 4
+            assert len(read_results(theirs).trials) == 4
 
     def test_what_an_observer_could_not_measure_is_left_out(self, theirs: Path) -> None:
         theirs.write_text(theirs.read_text().replace('"time": 0.5', '"time": 0.5, "power_w": NaN, "energy_j": 2.5', 1))
-        assert read_cache(theirs).trials[0].telemetry == {"GFLOP/s": 12.5, "energy_j": 2.5}
+        assert read_results(theirs).trials[0].telemetry == {"GFLOP/s": 12.5, "energy_j": 2.5}
 
     @pytest.mark.parametrize("said", ['"callable"', '"N * 2"', '["N * 2", 2]', "[4096, 1, 1, 0]"])
     def test_a_size_that_is_not_said_must_be_given(self, theirs: Path, said: str) -> None:
         theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", said))
-        cache = read_cache(theirs)
+        cache = read_results(theirs)
         with pytest.raises(InputError, match=r"does not state its problem size.*such as N=1024"):
             cache.key()
         assert cache.key(sizes := {"N": 4096, "FLAG": int("0]" not in said)}).sizes == sizes
@@ -240,13 +285,13 @@ class TestImport:
         assert old in text
         theirs.write_text(text.replace(old, new, 1))
         with pytest.raises(InputError, match="cannot be read as a cache file of Kernel Tuner") as caught:
-            read_cache(theirs)
+            read_results(theirs)
         assert message in str(caught.value)
 
     @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"cache": {}}'])
     def test_what_is_no_cache_file_is_refused(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "x.json").write_bytes(content)
         with pytest.raises(InputError, match=r"x\.json cannot be read as a cache file"):
-            read_cache(tmp_path / "x.json")
+            read_results(tmp_path / "x.json")
         with pytest.raises(InputError, match=r"cannot read .*missing\.json: No such file"):
-            read_cache(tmp_path / "missing.json")
+            read_results(tmp_path / "missing.json")

@@ -22,7 +22,6 @@ from autotile.exchange.shipped import (
     write_rules,
     write_winners,
 )
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 from autotile.settings import data_folder
 
 H200 = replace(device_profile("h200"), source="cuda")
@@ -76,17 +75,6 @@ def test_what_is_missing_newer_damaged_or_of_two_gpus_is_refused(tmp_path: Path)
         write_winners(tmp_path / "both.json", [winner(4), winner(8, device=device_profile("a100"))])
 
 
-def test_rules_are_read_back_as_written(tmp_path: Path) -> None:
-    family = Family({"n": Extent(((1, 8192),)), "T": Extent(((0, 0),))})
-    configs = (RuleConfig({"THREADS": 64}, Resources(32, 0, 0, 0, 1024), 4),)
-    rule = FamilyRule(
-        family, configs, Leaf((0,)), (RulePoint({"n": 4096, "T": 0}, ((3.0, 2.9, 3.1),), 3.0, 0.0, None),)
-    )
-    stored = StoredRule(structs.replace(winner(1).key, sizes={}), H200, rule, datetime.now(UTC))
-    assert write_rules(tmp_path / "rules.json", [stored, stored]) == 2
-    assert read_rules(tmp_path / "rules.json") == (stored, stored)
-
-
 @pytest.mark.parametrize(
     ("shipped", "kernel", "dtype", "other"),
     [(shipped_rules, "gemm_mma", "bfloat16", "float32"), (shipped_winners, "sgemm", "float32", "bfloat16")],
@@ -106,7 +94,7 @@ TUNED = [*sorted(data_folder("tuned").glob("*.json")), *sorted((data_folder("tun
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.name)
 def test_a_shipped_file_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
     if path.parent.name == "families":
-        write_rules(tmp_path / path.name, read_rules(path))
+        assert write_rules(tmp_path / path.name, read_rules(path)) == len(read_rules(path)) > 0
     else:
         write_winners(tmp_path / path.name, read_winners(path))
     assert (tmp_path / path.name).read_bytes() == path.read_bytes()

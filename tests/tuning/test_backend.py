@@ -13,7 +13,7 @@ from msgspec import structs
 
 from autotile.core.model import Config, Outcome, config_key
 from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
-from autotile.exchange.kernel_tuner import import_into_recording, read_cache, write_cache
+from autotile.exchange.kernel_tuner import import_into_recording, read_results, write_cache
 from autotile.exchange.recording import RecordingHeader, read_recording, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -177,11 +177,11 @@ def test_kernel_tuners_cache_is_replayed(bench, choose, tmp_path, database):
     (study,) = database.studies()
     stored = database.stored_trials(study.study_id, phase="search")
     write_cache(cache_file, study.key, bench.kernel.spec.parameters, stored)
-    cache = read_cache(cache_file)
+    cache = read_results(cache_file)
     import_into_recording(recording_file, cache, cache.key(bench.problem().sizes))
 
-    assert "imported" in choose(replay=recording_file, l2="hot").notice
-    result = bench.tune(recording_file, l2="hot", database=str(tmp_path / "other.db"))
+    assert "imported" in choose(replay=recording_file).notice
+    result = bench.tune(recording_file, database=str(tmp_path / "other.db"))
     assert result.winner is not None
     assert result.winner.config == whole.winner.config
     assert result.device.source == "replayed"
