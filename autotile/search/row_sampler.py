@@ -161,9 +161,8 @@ def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.ra
         index_of_each = rng.integers(len(sizes), size=len(changing))
         mutants[changing, index_of_each] = rng.integers(sizes[index_of_each])
     found = [candidates.rows_of(each) for each in (np.concatenate(neighbours), mutants)]
-    untried = [np.setdiff1d(rows[rows >= 0], tried) for rows in found]
-    near = np.unique(np.concatenate([rng.permutation(rows)[: limit // 4] for rows in untried]))
-    return np.union1d(near, rng.integers(count, size=limit // 2))
+    near = [rng.permutation(np.setdiff1d(rows[rows >= 0], tried))[: limit // 4] for rows in found]
+    return np.unique(np.concatenate([*near, rng.integers(count, size=limit // 2)]))
 
 
 class RowSampler(BaseSampler):
