@@ -1,6 +1,5 @@
 """Searches: proposals, resuming, gains, objectives, studies of Optuna, and the choice among compiled candidates."""
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,28 +9,22 @@ import optuna
 import pytest
 from rows import (
     DEFAULT,
+    TrialOf,
     advance,
     broken,
+    check_ranked_resuming,
     check_resuming,
-    chosen,
+    compiled_trial,
     make_space,
     ok,
+    session,
     tile_ok,
     tile_space,
     tile_time_us,
 )
 
 from autotile.core import model
-from autotile.core.model import (
-    Config,
-    LaunchGeometry,
-    Occupancy,
-    Outcome,
-    Resources,
-    Trial,
-    non_dominated,
-    objective_values,
-)
+from autotile.core.model import Config, Outcome, Trial, non_dominated, objective_values
 from autotile.errors import ConfigError, InputError
 from autotile.search.gaussian_process import features_of
 from autotile.search.row_sampler import quiet_optuna
@@ -357,46 +350,17 @@ def test_silence_ends(capsys: pytest.CaptureFixture[str]) -> None:
 RANKED = Lookahead(compiling=8, per_measured=2, queued=1)
 
 
-def compiled_trial(config: Config, registers: int = 32) -> Trial:
-    geometry = LaunchGeometry((100, 1, 1), (128, 1, 1), 0)
-    occupancy = Occupancy(4, 16, 0.25, ("registers",), {"registers": 4})
-    return Trial(config, Outcome.OK, "", "compile", geometry, Resources(registers, 0, 0, 0, 0), occupancy)
-
-
 def rejected(config: Config) -> Trial:
     return replace(compiled_trial(config), outcome=Outcome.RESOURCE_EXCEEDED, reason="no block fits", stage="resources")
 
 
 def answer(config: Config) -> Trial:
-    """Return a trial of a simulated device: a fifth do not fit, some fail, the slow ones are pruned."""
-    if config["BM"] == 256 and config["TM"] == 2:
-        return rejected(config)
-    if config["BN"] == 256 and config["TM"] == 8:
-        return broken(config)
-    time = tile_time_us(config)
-    return ok(config, time, Outcome.PRUNED if time > 300 else Outcome.OK)
+    """Return a trial of a simulated device on which the tiles that fail do so in part because they do not fit."""
+    return rejected(config) if config["BM"] == 256 and config["TM"] == 2 else trial_of(config)
 
 
 def go(shortlist: Shortlist, trials: int, done: int = 0) -> tuple[list[Trial], int]:
-    """Run a session, which has the next candidate at hand while one runs; return its trials and compilations."""
-    compiled = 0
-    ended: list[Trial] = []
-    running: deque[int] = deque()
-    config = shortlist._search.space.config
-    while (room := trials - done - len(ended) - len(running)) or running:
-        while shortlist.propose(room) is not None:
-            compiled += 1
-        ready = shortlist.ready() if room else []
-        bad = [row for row in ready if answer(config(row)).stage == "resources"]
-        if ready and not bad:
-            running.append(shortlist.choose({row: compiled_trial(config(row)) for row in ready}))
-            continue
-        if not bad and not running:
-            break
-        row = bad[0] if bad else running.popleft()
-        ended.append(answer(config(row)))
-        shortlist.tell(row, ended[-1])
-    return ended, compiled
+    return session(shortlist, trials, answer, done)
 
 
 def shortlist_of(space: SearchSpace, earlier: list[Trial], lookahead: Lookahead = RANKED, seed: int = 5) -> Shortlist:
@@ -438,21 +402,14 @@ def test_more_are_compiled_than_are_measured_the_default_first_and_none_is_lost_
 def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
     space = tile_space()
     few = Lookahead(compiling=8, per_measured=3, queued=1, max_waiting=5)
-    whole, compiled = go(shortlist_of(space, [], few), 1000)
-    assert len(whole) == len(space) < compiled
+    whole = check_ranked_resuming(lambda earlier: shortlist_of(space, earlier, few), answer, 1000, (20, 110))
     assert {space.row_of(config) for config in configs(whole)} == set(range(len(space)))
-    for killed in (20, 110):
-        rest, _ = go(shortlist_of(space, whole[:killed], few), 1000, done=killed)
-        assert configs(rest) == configs(whole[killed:]), killed
+    assert go(shortlist_of(space, [], few), 1000)[1] > len(whole) == len(space)
 
 
 @pytest.mark.parametrize("lookahead", [RANKED, Lookahead(32, per_measured=2, queued=7, gpus=4)], ids=["1", "4"])
 def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead: Lookahead) -> None:
-    space = tile_space()
-    whole, _ = go(shortlist_of(space, [], lookahead), 70)
-    for killed in (1, 7, 27):
-        rest, _ = go(shortlist_of(space, whole[:killed], lookahead), 70, done=killed)
-        assert configs(rest) == configs(whole[killed:]), killed
+    check_ranked_resuming(lambda earlier: shortlist_of(tile_space(), earlier, lookahead), answer, 70, (1, 7, 27))
 
 
 def test_only_rows_that_this_session_proposed_wait() -> None:
@@ -489,22 +446,22 @@ def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
     """The time depends on the registers, which are random and known from the compiler only."""
     space = make_space({"A": tuple(range(2, 26)), "B": (1, 2, 4, 8, 16)})
     registers = np.random.default_rng(0).permutation(np.linspace(16, 255, len(space)).astype(int))
-    found = []
-    for ended in (True, False):
-        taken = []
-        for seed in range(2):
-            shortlist = Shortlist(Search(space, "feasible", seed, ahead=4), Lookahead(4, per_measured=2))
 
-            def compiled(config: Config, known: bool = ended) -> Trial:
-                return compiled_trial(config, int(registers[space.row_of(config)]) if known else 32)
+    def said(config: Config) -> Trial:
+        return compiled_trial(config, int(registers[space.row_of(config)]))
 
-            for _ in range(40):
-                row = chosen(shortlist, compiled)
-                taken.append(registers[row])
-                time = ok({}, float(registers[row])).measurement
-                shortlist.tell(row, replace(compiled(space.config(row)), stage="measure", measurement=time))
-        found.append(np.mean(taken))
-    assert found[0] < 0.85 * found[1]
+    def mean_us(compiled: TrialOf) -> float:
+        def measured(config: Config) -> Trial:
+            time = ok(config, float(registers[space.row_of(config)])).measurement
+            return replace(compiled(config), stage="measure", measurement=time)
+
+        searches = [Search(space, "feasible", seed, ahead=4) for seed in range(2)]
+        sessions = [Shortlist(search, Lookahead(4, per_measured=2)) for search in searches]
+        return float(
+            np.mean([trial.time_us for each in sessions for trial in session(each, 40, measured, 0, compiled)[0]])
+        )
+
+    assert mean_us(said) < 0.85 * mean_us(compiled_trial)
 
 
 def test_no_room_proposes_nothing_and_a_sampler_without_a_model_cannot_rank() -> None:
