@@ -250,23 +250,16 @@ class GaussianProcess:
     ) -> None:
         self._scale = parameters.scale
         self._noise = parameters.noise
-        self._count = count = len(observed)
-        self._observed: Floats = np.zeros((count + _SPARE, observed.shape[1]))
-        self._observed[:count] = observed * self._scale
-        self._observed_squares: Floats = np.zeros(count + _SPARE)
-        self._observed_squares[:count] = np.square(self._observed[:count]).sum(axis=1)
-        covariance = self._prior_with(self._observed[:count], self._observed_squares[:count])
-        covariance.flat[:: count + 1] += self._noise + noise
-        self._factor: Floats = np.zeros((count + _SPARE,) * 2)
-        self._factor[:count, :count] = np.linalg.cholesky(covariance)
-        lapack, _ = load_scipy()
-        self._inverse: Floats = np.zeros_like(self._factor)
-        self._inverse[:count, :count] = np.tril(lapack.dtrtri(self._factor[:count, :count], lower=1)[0])
-        self._single_inverse: Singles = self._inverse.astype(np.float32)
+        self._count = 0
+        self._observed: Floats = np.zeros((0, len(self._scale)))
+        self._observed_squares: Floats = np.zeros(0)
+        self._factor: Floats = np.zeros((0, 0))
+        self._inverse: Floats = np.zeros((0, 0))
         self._points: Singles = np.zeros((0, len(self._scale)), np.float32)
         self._squares: Singles = np.zeros(0, np.float32)
         self._explained: Singles = np.zeros(0, np.float32)
-        self._whitened: Singles = np.zeros((0, len(self._factor)), np.float32)
+        self._whitened: Singles = np.zeros((0, 0), np.float32)
+        self.observe(observed, noise)
         self.replace_points(np.zeros(0, np.int64), points)
 
     def replace_points(self, indices: Rows, points: Floats) -> None:
@@ -280,13 +273,13 @@ class GaussianProcess:
         scaled = (points * self._scale).astype(np.float32)
         squares = np.square(scaled).sum(axis=1)
         across = self._prior_with(scaled, squares)
-        whitened = across @ self._single_inverse[:count, :count].T
+        whitened = across @ self._inverse[:count, :count].astype(np.float32).T
         self._points[indices] = scaled
         self._squares[indices] = squares
         self._explained[indices] = np.square(whitened).sum(axis=1)
         self._whitened[indices, :count] = whitened
 
-    def observe(self, points: Floats) -> None:
+    def observe(self, points: Floats, noise: Floats | float = 0.0) -> None:
         """Add observations at points, shape (n, coordinates); several at once take little longer than one."""
         count, end = self._count, self._count + len(points)
         if end > len(self._factor):
@@ -294,23 +287,21 @@ class GaussianProcess:
             self._observed, self._observed_squares = (
                 _padded(each, larger) for each in (self._observed, self._observed_squares)
             )
-            self._factor, self._inverse, self._single_inverse = (
-                _padded(each, larger, larger) for each in (self._factor, self._inverse, self._single_inverse)
-            )
+            self._factor, self._inverse = (_padded(each, larger, larger) for each in (self._factor, self._inverse))
             self._whitened = _padded(self._whitened, len(self._whitened), larger)
         scaled = points * self._scale
         squares = np.square(scaled).sum(axis=1)
         inverse = self._inverse[:count, :count]
         rows = self._prior_with(scaled, squares) @ inverse.T
         covariance = _prior_between(scaled, squares, scaled, squares) - rows @ rows.T
-        covariance.flat[:: len(points) + 1] = np.maximum(np.diag(covariance) + self._noise, _MIN_VARIANCE)
+        covariance.flat[:: len(points) + 1] = np.maximum(np.diag(covariance) + self._noise + noise, _MIN_VARIANCE)
         factor = np.linalg.cholesky(covariance)
-        unwhitened = np.linalg.inv(factor)
+        lapack, _ = load_scipy()
+        unwhitened = np.tril(lapack.dtrtri(factor, lower=1)[0])
         self._factor[count:end, :count] = rows
         self._factor[count:end, count:end] = factor
         self._inverse[count:end, :count] = -unwhitened @ (rows @ inverse)
-        self._inverse[count:end, count:end] = np.tril(unwhitened)
-        self._single_inverse[count:end, :end] = self._inverse[count:end, :end]
+        self._inverse[count:end, count:end] = unwhitened
         single = scaled.astype(np.float32)
         across = _prior_between(self._points, self._squares, single, np.square(single).sum(axis=1))
         across -= self._whitened[:, :count] @ rows.T.astype(np.float32)

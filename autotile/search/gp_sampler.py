@@ -528,13 +528,14 @@ class FeasibleGPSampler(RowSampler):
     def begin(self, row: int) -> None:
         """Take note that a nominated row is being measured."""
         with self._lock:
-            self._measured[row] = self._record_begin(row)
+            self._record_begin(row)
 
     def tell(self, row: int, result: Result, error: float) -> None:
         """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
         with self._lock:
-            measured = self._measured.pop(row, None)
-            self._record_end(self._record_begin(row) if measured is None else measured, row, result, error)
+            if row not in self._measured:
+                self._record_begin(row)
+            self._record_end(row, result, error)
             self._told.add(row)
 
     def select(self, study: Study, rows: Sequence[int]) -> int:
@@ -584,28 +585,29 @@ class FeasibleGPSampler(RowSampler):
                 self._next(study, lambda: rng)  # to share the rows that the original choice has shared
             self._offer(row)
         if row not in self._measured:
-            self._measured[row] = self._record_begin(row)
+            self._record_begin(row)
 
     def _learn(self, trial: FrozenTrial, row: int) -> None:
-        index = self._measured.pop(row, None)
-        if index is not None and trial.state is not TrialState.FAIL:
-            self._record_end(index, row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
+        if trial.state is TrialState.FAIL:
+            self._measured.pop(row, None)
+        elif row in self._measured:
+            self._record_end(row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
-    def _record_begin(self, row: int) -> int:
-        """Record that the trial of a row begins; return its index in the history."""
+    def _record_begin(self, row: int) -> None:
+        """Record that the trial of a row begins."""
         if self._prior is not None and row in self._guided:
             self._apart[row] = None
         elif self._prior is not None:
             self._shared[row] = self._unguided.begin(row)
-        return self._history.begin(row)
+        self._measured[row] = self._history.begin(row)
 
-    def _record_end(self, index: int, row: int, result: Result, error: float) -> None:
-        """Record the result of a trial."""
+    def _record_end(self, row: int, result: Result, error: float) -> None:
+        """Record the result of a trial that began."""
         if row in self._shared:
             self._unguided.end(self._shared[row], result, error)
         elif self._prior is not None:
             self._apart[row] = result, error
-        self._history.end(index, result, error)
+        self._history.end(self._measured.pop(row), result, error)
 
     def _offer(self, row: int) -> None:
         """Take note of a row that was proposed or nominated; the turn, not its origin, decides whether it is guided."""

@@ -160,10 +160,14 @@ def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.ra
         changing = np.flatnonzero(changes > step)
         index_of_each = rng.integers(len(sizes), size=len(changing))
         mutants[changing, index_of_each] = rng.integers(sizes[index_of_each])
-    found = [candidates.rows_of(each) for each in (np.concatenate(neighbours), mutants)]
-    untried = [np.setdiff1d(rows[rows >= 0], tried) for rows in found]
-    near = np.unique(np.concatenate([rng.permutation(rows)[: limit // 4] for rows in untried]))
-    return np.union1d(near, rng.integers(count, size=limit // 2))
+    evaluated = np.zeros(count, np.bool_)  # a mask takes a tenth of the time of a sorted set of rows
+    for each in (np.concatenate(neighbours), mutants):
+        rows, untried = candidates.rows_of(each), np.zeros(count, np.bool_)
+        untried[rows[rows >= 0]] = True
+        untried[tried] = False
+        evaluated[rng.permutation(np.flatnonzero(untried))[: limit // 4]] = True
+    evaluated[rng.integers(count, size=limit // 2)] = True
+    return np.flatnonzero(evaluated)
 
 
 class RowSampler(BaseSampler):

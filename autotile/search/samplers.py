@@ -100,10 +100,7 @@ class Lookahead:
         Those of some trials are nominated together. Where a candidate is first chosen many trials after its nomination,
         a few trials more or less do not matter, and a model ranks the rows once for all of them.
         """
-        size = 256
-        while size <= begun:
-            size *= 2
-        return _nominated(self, size)[begun]
+        return _nominated(self, 1 << max(8, begun.bit_length()))[begun]
 
     def held(self, begun: int) -> int:
         """Number of chosen candidates without a result at which another one is chosen, when some trials had begun.

@@ -142,10 +142,9 @@ class TransferPrior(ExpectedSpeeds):
     def __init__(self, space: SearchSpace, sources: Sequence[Source]) -> None:
         self.rows = _rows_to_predict(space, sources)
         with one_blas_thread():
-            found = [(source.name, _speeds(space, self.rows, source)) for source in sources]
-        speeds = [each for _, each in found if each is not None]
-        self._names = [name for name, each in found if each is not None]
-        self._by_source: Floats = np.array(speeds).reshape(len(speeds), len(self.rows))
+            found = [(each.name, own) for each in sources if (own := _speeds(space, self.rows, each)) is not None]
+        self._names = [name for name, _ in found]
+        self._by_source: Floats = np.array([own for _, own in found]).reshape(len(found), len(self.rows))
         untried = self.combined(np.zeros(0, np.int64), np.zeros(0))
         super().__init__(self.rows, untried, self.rows[np.argsort(-untried, kind="stable")])
 

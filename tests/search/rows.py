@@ -1,5 +1,6 @@
 """Small search spaces for the tests of the samplers."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
@@ -8,10 +9,9 @@ import optuna
 import pytest
 from hypothesis import strategies as st
 
-from autotile.core.model import Config, Measurement, Outcome, Trial, Value
+from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, Value
 from autotile.kernel.spec import Parameter
 from autotile.search.row_sampler import RowSampler, distributions_of
-from autotile.search.samplers import Lookahead
 from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
@@ -70,11 +70,37 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
     return whole.select(kept)
 
 
-def chosen(shortlist: Shortlist, compiled: TrialOf = lambda config: Trial(config, Outcome.OK, "", "")) -> int:
-    """Propose all that a shortlist has room for, and choose a row of them by their compiled trials."""
-    while shortlist.propose() is not None:
-        pass
-    return shortlist.choose({row: compiled(shortlist._search.space.config(row)) for row in shortlist.ready()})
+def compiled_trial(config: Config, registers: int = 32) -> Trial:
+    geometry = LaunchGeometry((100, 1, 1), (128, 1, 1), 0)
+    occupancy = Occupancy(4, 16, 0.25, ("registers",), {"registers": 4})
+    return Trial(config, Outcome.OK, "", "compile", geometry, Resources(registers, 0, 0, 0, 0), occupancy)
+
+
+def session(
+    shortlist: Shortlist, trials: int, trial_of: TrialOf, done: int = 0, compiled: TrialOf = compiled_trial
+) -> tuple[list[Trial], int]:
+    """Run a session, which has the next candidate at hand while one runs; return its trials and compilations.
+
+    It ends when ``trials`` have ended, with those ``done`` by earlier sessions, or when no row is left.
+    """
+    compilations = 0
+    ended: list[Trial] = []
+    running: deque[int] = deque()
+    config = shortlist._search.space.config
+    while (room := trials - done - len(ended) - len(running)) or running:
+        while shortlist.propose(room) is not None:
+            compilations += 1
+        ready = shortlist.ready() if room else []
+        bad = [row for row in ready if trial_of(config(row)).stage == "resources"]
+        if ready and not bad:
+            running.append(shortlist.choose({row: compiled(config(row)) for row in ready}))
+            continue
+        if not bad and not running:
+            break
+        row = bad[0] if bad else running.popleft()
+        ended.append(trial_of(config(row)))
+        shortlist.tell(row, ended[-1])
+    return ended, compilations
 
 
 def advance(search: Search, trials: int, trial_of: TrialOf, ahead: int = 1) -> list[Trial]:
@@ -99,21 +125,15 @@ def check_resuming(make: Callable[[], Search], trial_of: TrialOf, ahead: int, ki
         assert [t.config for t in advance(resumed, 45 - done, trial_of, ahead)] == [t.config for t in whole[done:]]
 
 
-def check_ranked_resuming(make: Callable[[], Search], time_us: Callable[[Config], float]) -> None:
-    """Assert that a session that is killed after some trials goes on as if it had not been killed."""
-
-    def session(earlier: list[Trial], count: int) -> list[Config]:
-        shortlist = Shortlist(search := make(), Lookahead(6, per_measured=2), earlier=earlier)
-        found: list[Config] = []
-        while len(found) < count:
-            row = chosen(shortlist)
-            found.append(search.space.config(row))
-            shortlist.tell(row, ok(found[-1], time_us(found[-1])))
-        return found
-
-    whole = session([], 40)
-    for done in (9, 30):
-        assert session([ok(config, time_us(config)) for config in whole[:done]], 40 - done) == whole[done:]
+def check_ranked_resuming(
+    make: Callable[[list[Trial]], Shortlist], trial_of: TrialOf, trials: int, killed: Sequence[int]
+) -> list[Trial]:
+    """Assert that a session that is killed after some trials goes on as if it had not been; return those of a whole."""
+    whole, _ = session(make([]), trials, trial_of)
+    for done in killed:
+        rest, _ = session(make(whole[:done]), trials, trial_of, done)
+        assert [trial.config for trial in rest] == [trial.config for trial in whole[done:]], done
+    return whole
 
 
 def ask(study: optuna.Study, space: SearchSpace) -> optuna.Trial:

@@ -27,7 +27,8 @@ from autotile.core.model import Config, Trial
 from autotile.exchange.recording import read_recording
 from autotile.kernel.library import load_kernel
 from autotile.search.gp_sampler import FeasibleGPSampler
-from autotile.search.search import Search
+from autotile.search.samplers import Lookahead
+from autotile.search.search import Search, Shortlist
 from autotile.search.transfer import Source, TransferPrior, estimated_speeds
 from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import estimate_times
@@ -211,7 +212,11 @@ BEGINNINGS: dict[str, tuple[Callable[..., Search], TimeOf]] = {
 def test_a_resumed_search_and_a_killed_session_go_on_as_they_would_have(beginning: str) -> None:
     make, time_of = BEGINNINGS[beginning]
     check_resuming(lambda: make(seed=3, ahead=4), lambda c: ok(c, time_of(c)), 4, {7, 25})
-    check_ranked_resuming(lambda: make(seed=2, ahead=6), time_of)
+
+    def ranked(earlier: list[Trial]) -> Shortlist:
+        return Shortlist(make(seed=2, ahead=6), Lookahead(6, per_measured=2), earlier=earlier)
+
+    check_ranked_resuming(ranked, lambda c: ok(c, time_of(c)), 40, (9, 30))
 
 
 def test_configurations_that_go_first_do_not_take_the_place_of_estimates() -> None:
