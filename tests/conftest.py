@@ -4,18 +4,17 @@ import fcntl
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
-from postgresql_server import PostgresqlServer, programs_folder, running_server
+from postgresql_server import programs_folder, running_server
 from stored_runs import Book
 
 import autotile
-from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
@@ -124,7 +123,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session")
-def cubin_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cubin_cache_folder(tmp_path_factory):
     """One cubin cache for the whole session, with all of its processes, so that a kernel is compiled once."""
     folder = tmp_path_factory.getbasetemp()
     cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
@@ -133,7 +132,7 @@ def cubin_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
+def postgresql():
     """A PostgreSQL server of the tests' own, which they may restart."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     programs = programs_folder()
@@ -144,14 +143,14 @@ def postgresql() -> Iterator[PostgresqlServer]:
 
 
 @pytest.fixture
-def server_url(request: pytest.FixtureRequest) -> str:
+def server_url(request):
     """URL of the database that AUTOTILE_TEST_POSTGRESQL names, else of an empty one on the tests' own server."""
     given = os.environ.get("AUTOTILE_TEST_POSTGRESQL")
     return given or str(request.getfixturevalue("postgresql").emptied_database())
 
 
 @pytest.fixture(autouse=True)
-def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_settings(tmp_path, cubin_cache_folder, monkeypatch):
     """No test reads or writes the user's database, cache or configuration."""
     monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "tuning.db"))
     monkeypatch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
@@ -166,7 +165,7 @@ def _own_settings(tmp_path: Path, cubin_cache_folder: Path, monkeypatch: pytest.
 
 
 @pytest.fixture(scope="session")
-def write_scale() -> Callable[[Path], Path]:
+def write_scale():
     """Write a kernel of the user's own, ``y = factor x``, to a new folder, and return its search space."""
 
     def write(folder: Path) -> Path:
@@ -179,7 +178,7 @@ def write_scale() -> Callable[[Path], Path]:
 
 
 @pytest.fixture
-def scale_toml(tmp_path: Path, write_scale: Callable[[Path], Path]) -> Path:
+def scale_toml(tmp_path, write_scale):
     return write_scale(tmp_path / "kernels")
 
 
@@ -195,7 +194,7 @@ kernel = "./scale.toml"
 
 
 @pytest.fixture
-def scaling_toml(scale_toml: Path) -> Path:
+def scaling_toml(scale_toml):
     """An operation of the tiny kernel alone."""
     path = scale_toml.with_name("scaling.toml")
     path.write_text(SCALING)
@@ -203,19 +202,19 @@ def scaling_toml(scale_toml: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cp() -> Any:
+def cp():
     """CuPy."""
     return pytest.importorskip("cupy")
 
 
 @pytest.fixture
-def hopper() -> None:
+def hopper():
     if live_device().compute_capability != "9.0":
         pytest.skip("needs compute capability 9.0")
 
 
 @pytest.fixture
-def only_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def only_kernel(tmp_path, monkeypatch):
     """Leave one kernel in the operation ``matmul``."""
 
     def leave(name: str) -> None:
@@ -231,12 +230,12 @@ def only_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 
 @pytest.fixture
-def device() -> DeviceProperties:
+def device():
     return device_profile("h200")
 
 
 @pytest.fixture
-def key(device: DeviceProperties) -> TuningKey:
+def key(device):
     return TuningKey.for_device(
         Problem("sgemm", {"M": 4096, "N": 2048, "K": 1024}, "float32"),
         device,
@@ -249,13 +248,13 @@ def key(device: DeviceProperties) -> TuningKey:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path):
     with Database.open(tmp_path / "tuning.db") as opened:
         yield opened
 
 
 @pytest.fixture
-def recording(scale_toml: Path, tmp_path: Path) -> Path:
+def recording(scale_toml, tmp_path):
     """Every configuration of the tiny kernel on an H200, with made-up times; one of them is wrong."""
     kernel = load_kernel(str(scale_toml))
     device = device_profile("h200")
@@ -269,26 +268,26 @@ def recording(scale_toml: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def book(tmp_path: Path, scale_toml: Path) -> Callable[[str], Book]:
+def book(tmp_path, scale_toml):
     """Name a database of results of the tiny kernel that never ran."""
     return lambda name: Book(tmp_path / name, scale_toml)
 
 
 @pytest.fixture
-def own_recordings(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_recordings(recording, monkeypatch):
     """Let the recording of the tiny kernel be the only one."""
     settings = replace(read_settings(), recording_folders=(recording.parent,))
     monkeypatch.setattr("autotile.api.tuning.read_settings", lambda: settings)
 
 
 @pytest.fixture(scope="session")
-def whole_study() -> list[bytes]:
+def whole_study():
     """The file of a database in which the tiny kernel is tuned, as soon as a test has needed it."""
     return []
 
 
 @pytest.fixture
-def tuned(request: pytest.FixtureRequest, whole_study: list[bytes], scale_toml: Path, tmp_path: Path) -> Path:
+def tuned(request, whole_study, scale_toml, tmp_path):
     """The user's database, in which every configuration of the tiny kernel was tried."""
     path = tmp_path / "tuning.db"
     if not whole_study:

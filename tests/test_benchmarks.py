@@ -4,7 +4,6 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +20,6 @@ from autotile.database.database import Database
 from autotile.database.keys import key_of
 from autotile.database.winners import Winner
 from autotile.kernel.operation import load_operation
-from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.workers.child import WorkerPool
@@ -91,14 +89,14 @@ class TestWorthTuning:
             (Product(1024, 1024, 1024, dtype="float16"), {"gemm_wgmma", "gemm_mma"}),
         ],
     )
-    def test_shapes(self, product: Product, expected: set[str]) -> None:
+    def test_shapes(self, product, expected):
         assert set(worth_tuning(product, fitting_kernels(product))) == expected
 
-    def test_a_kernel_gives_way_only_to_one_that_fits(self) -> None:
+    def test_a_kernel_gives_way_only_to_one_that_fits(self):
         assert worth_tuning(LARGE, ["sgemm", "gemm_mma"]) == ["sgemm", "gemm_mma"]
 
     @given(st.sets(st.sampled_from(KERNELS), min_size=1), st.integers(1, 9000), st.integers(1, 9000))
-    def test_something_is_tuned_wherever_a_kernel_for_tiles_fits(self, fitting: set[str], m: int, n: int) -> None:
+    def test_something_is_tuned_wherever_a_kernel_for_tiles_fits(self, fitting, m, n):
         found = worth_tuning(Product(m, n, 64), fitting)
         assert set(found) <= fitting
         assert found or fitting == {"gemm_small"}
@@ -116,12 +114,12 @@ class TestWorthTuning:
         ({}, []),
     ],
 )
-def test_leaders(times_us: dict[str, float], expected: list[str]) -> None:
+def test_leaders(times_us, expected):
     assert leaders(times_us) == expected
 
 
 class TestShareOut:
-    def test_probes_come_first_and_leaders_share_the_rest(self) -> None:
+    def test_probes_come_first_and_leaders_share_the_rest(self):
         sessions = MadeUpSessions({"sgemm": 500.0, "sgemm_ws": 300.0, "sgemm_bf16x6": 200.0})
         share_out(["sgemm", "sgemm_ws", "sgemm_bf16x6"], 60.0, sessions, sessions.clock)
         probes, rest = sessions.held[:3], sessions.held[3:]
@@ -134,7 +132,7 @@ class TestShareOut:
         st.floats(60.0, 300.0),
         st.floats(0.0, 6.0),
     )
-    def test_the_budget_is_used_and_kept(self, times_us: dict[str, float], budget_s: float, finals_s: float) -> None:
+    def test_the_budget_is_used_and_kept(self, times_us, budget_s, finals_s):
         """Exactly, if each leader can hold a session."""
         sessions = MadeUpSessions(times_us, start_s=1.0, finals_s=finals_s)
         share_out(list(times_us), budget_s, sessions, sessions.clock)
@@ -142,7 +140,7 @@ class TestShareOut:
         if 0.6 * budget_s >= len(times_us) * (1.0 + finals_s):
             assert sessions.now_s - 100.0 == pytest.approx(budget_s)
 
-    def test_a_budget_too_small_for_finals_is_spent_on_probes_and_without_kernels_on_nothing(self) -> None:
+    def test_a_budget_too_small_for_finals_is_spent_on_probes_and_without_kernels_on_nothing(self):
         sessions = MadeUpSessions({"sgemm_ws": 300.0, "sgemm_bf16x6": 200.0}, start_s=1.5, finals_s=2.0)
         share_out([], 60.0, sessions, sessions.clock)
         assert (sessions.held, sessions.now_s) == ([], 100.0)
@@ -150,12 +148,12 @@ class TestShareOut:
         assert [finals for _, _, finals in sessions.held] == [False, False]
         assert sessions.now_s - 100.0 <= 4.0
 
-    def test_a_kernel_with_few_trials_is_not_ranked(self) -> None:
+    def test_a_kernel_with_few_trials_is_not_ranked(self):
         sessions = MadeUpSessions({"gemm_small": 900.0, "sgemm": 500.0, "sgemm_bf16x6": 200.0}, gemm_small=1)
         share_out(list(sessions.times_us), 60.0, sessions, sessions.clock)
         assert [name for name, _, finals in sessions.held if finals] == ["sgemm_bf16x6", "sgemm", "gemm_small"]
 
-    def test_a_kernel_that_does_not_run_leaves_its_time_to_others(self) -> None:
+    def test_a_kernel_that_does_not_run_leaves_its_time_to_others(self):
         sessions = MadeUpSessions({"sgemm_ws": 300.0})
         share_out(["sgemm_ws", "sgemm_bf16x6"], 60.0, sessions, sessions.clock)
         assert sessions.held[-1] == ("sgemm_ws", pytest.approx(60.0 - 12.0 - 2.0), True)
@@ -165,11 +163,11 @@ class TestTuneProduct:
     """Replay of recorded kernels."""
 
     @pytest.fixture(autouse=True)
-    def _replay(self, monkeypatch: pytest.MonkeyPatch, only_kernel: Callable[[str], None]) -> None:
+    def _replay(self, monkeypatch, only_kernel):
         monkeypatch.setattr(importlib.import_module("autotile.tuning.backend"), "has_driver", lambda: False)
         only_kernel("matmul_tiled")
 
-    def test_a_second_search_goes_on_and_nothing_is_measured_twice(self) -> None:
+    def test_a_second_search_goes_on_and_nothing_is_measured_twice(self):
         with WorkerPool() as worker_pool:
             tuned = tune_product(Product(2048, 2048, 2048), 60.0, None, worker_pool)
         with Database.open(read_settings().database) as database:
@@ -188,10 +186,10 @@ class TestSeeds:
     SIZES: ClassVar = {"M": 999, "N": 1024, "K": 512}
 
     @pytest.fixture
-    def served(self) -> BoundKernel:
+    def served(self):
         return find_best_kernel("sgemm_2d", "float32", "h200", read_settings().database, self.SIZES)
 
-    def test_those_of_the_nearest_sizes_come_first_and_each_once(self, served: BoundKernel, tmp_path: Path) -> None:
+    def test_those_of_the_nearest_sizes_come_first_and_each_once(self, served, tmp_path):
         default = dict(served.definition.spec.default)
         near, far = {**default, "BK": 16}, {**default, "PAD": 0}
         entries = [
@@ -205,13 +203,13 @@ class TestSeeds:
         file.write_text(json.dumps({"float32": entries, "bfloat16": entries}))
         assert seeds_of(served, read_seeds(file), None) == [default, near, far]
 
-    def test_a_winner_of_an_older_kernel_has_new_parameters_at_their_defaults(self, served: BoundKernel) -> None:
+    def test_a_winner_of_an_older_kernel_has_new_parameters_at_their_defaults(self, served):
         default = served.definition.spec.default
         old = {name: value for name, value in default.items() if name != "BK"} | {"PAD": 0, "GONE": 1}
         found = seeds_of(served, [Seed("sgemm_2d", "float32", self.SIZES, old)], None)
         assert found == [default, {**default, "PAD": 0}]
 
-    def test_what_was_tuned_at_another_size_is_tried(self, served: BoundKernel) -> None:
+    def test_what_was_tuned_at_another_size_is_tried(self, served):
         spec = served.definition.spec
         winner = {**spec.default, "LANES_X": 4}
         problem = replace(served.problem, sizes={"M": 512, "N": 512, "K": 512})
@@ -219,7 +217,7 @@ class TestSeeds:
         store_winner(key, winner, 9.0, served.device)
         assert seeds_of(served, [], None) == [spec.default, winner]
 
-    def test_what_is_shipped_is_tried(self, served: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_shipped_is_tried(self, served, monkeypatch):
         shipped = {**served.definition.spec.default, "MIN_BLOCKS": 1}
         key = key_of(served.definition, served.problem, served.device, nvrtc_version="", l2_mode="cold")
         winner = Winner(key, served.device, shipped, None, None, datetime.now(UTC), shipped=True)
@@ -227,7 +225,7 @@ class TestSeeds:
         assert shipped in seeds_of(served, [], None)
 
     @pytest.mark.parametrize("text", ["", "[]", '{"float32": [{"kernel": "sgemm"}]}', '{"float32": 1}'])
-    def test_a_file_that_is_none_is_refused(self, tmp_path: Path, text: str) -> None:
+    def test_a_file_that_is_none_is_refused(self, tmp_path, text):
         (file := tmp_path / "seeds.json").write_text(text)
         with pytest.raises(SystemExit, match=r"seeds\.json: expected lists"):
             read_seeds(file)
@@ -247,12 +245,12 @@ class TestRows:
         return Row(product, runners, CuBlas(Interval(100.0, 99.0, 101.0), "torch", 2e-7), 1e-5, Tuned(59.8, {"a": 7}))
 
     @pytest.mark.parametrize(("dtype", "kernel"), [("float32", "sgemm_ws"), ("bfloat16", "gemm_wgmma")])
-    def test_a_cell_for_each_heading(self, dtype: str, kernel: str) -> None:
+    def test_a_cell_for_each_heading(self, dtype, kernel):
         row = self.row(replace(LARGE, dtype=dtype), **{kernel: 90.0})
         assert len(row.cells()) == len(headings(dtype))
         assert dict(zip(headings(dtype), row.cells(), strict=True))["tuned"] == "59.8 s"
 
-    def test_both_results_of_float32_are_reported(self) -> None:
+    def test_both_results_of_float32_are_reported(self):
         row = self.row(LARGE, sgemm_bf16x6=50.0, sgemm_ws=125.0)
         assert dict(zip(headings("float32"), row.cells(), strict=True))["CUDA cores alone"].endswith("(0.800)")
         document = row.to_json()
@@ -261,7 +259,7 @@ class TestRows:
         assert document["cublas_error_over_rms"] == 2e-7
         assert document["share_of_peak"] * EMULATED_PEAK == pytest.approx(1e12 * document["tflops_per_s"])
 
-    def test_means_of_both_and_a_kernel_of_the_cuda_cores_that_leads_is_both(self) -> None:
+    def test_means_of_both_and_a_kernel_of_the_cuda_cores_that_leads_is_both(self):
         alone = self.row(LARGE, sgemm_ws=200.0)
         assert alone.best is alone.cuda_cores
         found = summary([self.row(LARGE, sgemm_bf16x6=50.0, sgemm_ws=100.0), alone])
@@ -271,7 +269,7 @@ class TestRows:
         assert found["right"]
         assert "cuda_cores" not in summary([self.row(replace(LARGE, dtype="float16"), gemm_wgmma=100.0)])
 
-    def test_one_wrong_result_is_reported(self) -> None:
+    def test_one_wrong_result_is_reported(self):
         row = self.row(LARGE, sgemm_bf16x6=50.0, sgemm_ws=100.0)
         wrong = replace(row, runners=(row.runners[0], replace(row.runners[1], error=1e-3)))
         assert wrong.cells()[headings("float32").index("right")] == "NO"
@@ -283,7 +281,7 @@ class TestRows:
 PRODUCT = {"M": 64, "N": 64, "K": 131072, "TRANS_A": 0, "TRANS_B": 1}
 
 
-def test_a_benchmark_does_not_take_the_place_of_the_tests_of_its_name() -> None:
+def test_a_benchmark_does_not_take_the_place_of_the_tests_of_its_name():
     """Both folders are searched here; `benchmarks/faults.py` imports the package of tests."""
     import faults
 
@@ -303,7 +301,7 @@ def row(ratio: float | None = 1.0, **others: Any) -> report.Row:
 
 class TestDraw:
     @given(st.integers(0, 2**31), st.integers(1, 60))
-    def test_products_are_in_their_ranges_and_differ(self, seed: int, count: int) -> None:
+    def test_products_are_in_their_ranges_and_differ(self, seed, count):
         found = drawn(seed, count)
         assert len({tuple(sizes.values()) for sizes in found}) == count
         for sizes in found:
@@ -312,21 +310,21 @@ class TestDraw:
             assert matmul_flops(sizes) <= MAX_FLOPS
 
     @given(st.integers(0, 2**31))
-    def test_a_quarter_is_odd_and_half_are_multiples_of_8(self, seed: int) -> None:
+    def test_a_quarter_is_odd_and_half_are_multiples_of_8(self, seed):
         found = drawn(seed, 40)
         sizes_of = [[sizes[name] for name in MATMUL_RANGES] for sizes in found]
         assert all(size % 2 for sizes in sizes_of[::4] for size in sizes)
         assert all(size % 2 == 0 or size < 2 for sizes in sizes_of[1::4] for size in sizes)
         assert all(size % 8 == 0 or size < 8 for sizes in sizes_of[2::4] + sizes_of[3::4] for size in sizes)
 
-    def test_sizes_are_spread_over_all_octaves_and_layouts(self) -> None:
+    def test_sizes_are_spread_over_all_octaves_and_layouts(self):
         found = drawn(0)
         for name, (low, high) in MATMUL_RANGES.items():
             octaves = {int(math.log2(sizes[name])) for sizes in found}
             assert octaves >= set(range(int(math.log2(low)), int(math.log2(high))))
         assert {layout_of(sizes) for sizes in found} == {"NN", "NT", "TN", "TT"}
 
-    def test_the_seed_decides_more_begin_with_fewer_and_too_few_are_refused(self) -> None:
+    def test_the_seed_decides_more_begin_with_fewer_and_too_few_are_refused(self):
         assert drawn(3) == drawn(3)
         assert drawn(3) != drawn(4)
         assert drawn(3, 50) == drawn(3)[:50]
@@ -334,21 +332,21 @@ class TestDraw:
             draw({"N": (1, 2)}, (), 3, 0)
 
     @given(st.integers(1, 10**6), st.integers(1, 10**6))
-    def test_any_range(self, a: int, b: int) -> None:
+    def test_any_range(self, a, b):
         low, high = sorted((a, b))
         for sizes in draw({"N": (low, high)}, ("FLAG", "OTHER"), 4, 0):
             assert low <= sizes["N"] <= high
 
 
 class TestGivenShapes:
-    def test_a_shape_may_have_a_layout(self) -> None:
+    def test_a_shape_may_have_a_layout(self):
         assert parse_shape("64,64,131072,nt") == PRODUCT
         assert parse_shape("35, 8457, 2560") == {"M": 35, "N": 8457, "K": 2560, "TRANS_A": 0, "TRANS_B": 0}
         for text in ("", "64", "64,64", "64,64,0", "64,64,64,XY", "64,64,64,NT,1", "a,b,c"):
             with pytest.raises(SystemExit, match="is no shape"):
                 parse_shape(text)
 
-    def test_a_file_of_shapes(self, tmp_path: Path) -> None:
+    def test_a_file_of_shapes(self, tmp_path):
         path = tmp_path / "shapes.json"
         path.write_text('[[64, 64, 131072, "NT"], [1, 2, 3]]')
         assert read_shapes(path) == [PRODUCT, parse_shape("1,2,3")]
@@ -358,7 +356,7 @@ class TestGivenShapes:
             with pytest.raises(SystemExit):
                 read_shapes(path)
 
-    def test_ranges_and_text(self) -> None:
+    def test_ranges_and_text(self):
         assert text_of(PRODUCT) == "64 x 64 x 131072 NT"
         assert text_of({"ROWS": 3, "N": 5}) == "ROWS=3 N=5"
         assert parse_ranges(["M=1..64", "N=35"]) == {"M": (1, 64), "N": (35, 35)}
@@ -368,7 +366,7 @@ class TestGivenShapes:
 
 
 class TestCommandLine:
-    def test_problems_are_drawn_in_ranges_or_given(self) -> None:
+    def test_problems_are_drawn_in_ranges_or_given(self):
         assert any_size.problems(any_size.parsed([]), None) == drawn(0)
         found = any_size.problems(any_size.parsed(["M=1..4", "--count", "20", "--seed", "7"]), None)
         assert len(found) == 20
@@ -378,7 +376,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         "words", [["--count", "0"], ["--operation", "x.toml"], ["--operation", "x.toml", "N=1..2", "--shape", "1,2,3"]]
     )
-    def test_what_contradicts_itself_and_an_unknown_size_are_refused(self, words: list[str]) -> None:
+    def test_what_contradicts_itself_and_an_unknown_size_are_refused(self, words):
         with pytest.raises(SystemExit):
             any_size.parsed(words)
         with pytest.raises(SystemExit, match="no size X"):
@@ -386,7 +384,7 @@ class TestCommandLine:
 
 
 class TestSummary:
-    def test_figures_of_each_class(self) -> None:
+    def test_figures_of_each_class(self):
         rows = [row(0.5), row(2.0), row(1.0, **{"class": "float16"})]
         found = report.summary(rows)
         assert list(found) == ["bfloat16", "float16"]
@@ -395,13 +393,13 @@ class TestSummary:
         assert found["float16"]["percentile_1"] == 1.0
 
     @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=300))
-    def test_the_worst_the_percentile_and_the_mean_are_ordered(self, ratios: list[float]) -> None:
+    def test_the_worst_the_percentile_and_the_mean_are_ordered(self, ratios):
         found = report.summary([row(ratio) for ratio in ratios])["bfloat16"]
         assert found["worst"] == min(ratios)
         assert found["worst"] <= found["percentile_1"] <= max(ratios)
         assert min(ratios) * 0.999 <= found["geometric_mean"] <= max(ratios) * 1.001
 
-    def test_a_row_that_failed_or_is_wrong_is_counted_and_never_meets_a_target(self) -> None:
+    def test_a_row_that_failed_or_is_wrong_is_counted_and_never_meets_a_target(self):
         good = [row(1.5)] * 10
         assert report.meets("bfloat16", report.summary(good)["bfloat16"]) is True
         for bad in (row(None, fault="it crashed"), row(1.5, error=0.5), row(1.5, error=None)):
@@ -424,11 +422,11 @@ class TestSummary:
             ("own", [0.1], None),
         ],
     )
-    def test_targets(self, name: str, ratios: list[float], met: bool | None) -> None:
+    def test_targets(self, name, ratios, met):
         found = report.summary([row(ratio, **{"class": name}) for ratio in ratios])[name]
         assert report.meets(name, found) is met
 
-    def test_loss_against_tuning_and_nothing_measured(self) -> None:
+    def test_loss_against_tuning_and_nothing_measured(self):
         rows = [row(1.0, loss=0.02), row(1.0, loss=0.10), row(1.0)]
         expected = {"mean": pytest.approx(0.06), "worst": 0.10, "count": 2}
         assert report.summary(rows)["bfloat16"]["loss_against_tuning"] == expected
@@ -437,7 +435,7 @@ class TestSummary:
 
 
 class TestRecord:
-    def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+    def test_it_is_read_as_it_was_written(self, tmp_path):
         rows = [row(0.5), row(None, grid=None, fault='a "reason"')]
         record = report.document({"command": "x", "options": {"seed": 0}}, rows, {"new": 80.0, "known": 0.9})
         path = tmp_path / "h200" / "any_size.json"
@@ -464,12 +462,10 @@ class TestRecord:
             ("Tesla T4", "t4"),
         ],
     )
-    def test_the_folder_is_named_after_the_gpu(self, gpu: str, folder: str) -> None:
+    def test_the_folder_is_named_after_the_gpu(self, gpu, folder):
         assert report.folder_name(gpu) == folder
 
-    def test_the_tables_show_figures_targets_and_the_worst(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_tables_show_figures_targets_and_the_worst(self, tmp_path, monkeypatch, capsys):
         found = {"kernel": "gemm_wgmma", "config": {"BN": 128}, "tier": "exact", "grid": [9, 9, 9], "waves": 1.0}
         rows = [
             row(0.25, tuned=found, tuned_us=12.5, tuned_ratio=0.8, loss=2.2),
@@ -493,7 +489,7 @@ class TestRecord:
 class TestFigure:
     """The figure of the guide, from the records that exist."""
 
-    def test_a_row_for_each_gpu_and_class(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_row_for_each_gpu_and_class(self, tmp_path, monkeypatch):
         monkeypatch.setattr(figures, "RESULTS", tmp_path)
         assert figures.any_size() == "There is no record yet."
         head = {"command": "python benchmarks/any_size.py", "date": "2026-11-23"}
@@ -515,7 +511,7 @@ class TestFigure:
         ("search_estimates", {"measured:feasible", "measured-estimated:feasible", "session-estimated:feasible"}),
     ],
 )
-def test_the_record_is_of_the_present_proposals(name: str, methods: set[str]) -> None:
+def test_the_record_is_of_the_present_proposals(name, methods):
     record = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text(encoding="utf-8"))
     assert record["proposals"] == search_methods.proposals_digest(), (
         f"the default sampler proposes other configurations than when benchmarks/results/{name}.json was recorded: "
@@ -524,7 +520,7 @@ def test_the_record_is_of_the_present_proposals(name: str, methods: set[str]) ->
     assert methods <= record["methods"].keys()
 
 
-def test_estimates_save_more_than_half_of_the_first_trials() -> None:
+def test_estimates_save_more_than_half_of_the_first_trials():
     """Of the record: ten trials with estimates are worth what 25 are without, within 0.02."""
     methods = json.loads((BENCHMARKS / "results" / "search_estimates.json").read_text(encoding="utf-8"))["methods"]
     for kind in ("measured", "session"):
@@ -538,13 +534,11 @@ class TestModels:
     """benchmarks/models.py on the CPU, where PyTorch is installed."""
 
     @pytest.fixture
-    def models(self) -> Any:
+    def models(self):
         pytest.importorskip("torch")
         return importlib.import_module("models")
 
-    def test_a_run_writes_a_record(
-        self, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_run_writes_a_record(self, models, tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "autotile.db"))
         monkeypatch.setenv("AUTOTILE_WAIT", "on")
         output = tmp_path / "models.json"
@@ -561,12 +555,12 @@ class TestModels:
             assert row["ratio"][1] <= row["ratio"][0] <= row["ratio"][2]
         assert "decode 16" in capsys.readouterr().out
 
-    def test_every_model_has_essential_cells_and_no_cell_appears_twice(self, models: Any) -> None:
+    def test_every_model_has_essential_cells_and_no_cell_appears_twice(self, models):
         cells = list(models.cells_of(4096, 4))
         assert len({(cell.model, cell.name) for cell in cells}) == len(cells)
         assert {cell.model for cell in cells} == {cell.model for cell in cells if cell.essential}
 
-    def test_a_decoding_step_computes_the_last_token_of_a_prompt(self, models: Any) -> None:
+    def test_a_decoding_step_computes_the_last_token_of_a_prompt(self, models):
         torch = importlib.import_module("torch")
         torch.manual_seed(0)
         model = models.Llama(1024, 8, 300, 1, vocabulary=50, cache=2).double()
@@ -583,7 +577,7 @@ class TestModels:
             found = model(ids[:, -1:], torch.tensor([models.CONTEXT - 1]))
         torch.testing.assert_close(found, expected)
 
-    def test_tokens_go_to_the_experts_of_largest_weight(self, models: Any) -> None:
+    def test_tokens_go_to_the_experts_of_largest_weight(self, models):
         torch = importlib.import_module("torch")
         torch.manual_seed(0)
         model = models.Mixtral(32, 48).double()
@@ -603,7 +597,7 @@ class TestModels:
             ((1.1, 1.0), math.nan, "wrong"),
         ],
     )
-    def test_verdicts(self, models: Any, times: tuple[float, float], error: float, expected: str) -> None:
+    def test_verdicts(self, models, times, error, expected):
         ratio = paired_ratio([times[1]] * 9, [times[0]] * 9)
         assert models.verdict(ratio, 0.99, 1.0, error) == expected
 
@@ -612,7 +606,7 @@ class TestFiguresOfPrograms:
     """Tables of host costs, first calls and whole models, from the records that exist."""
 
     @pytest.fixture(autouse=True)
-    def _records(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _records(self, tmp_path, monkeypatch):
         monkeypatch.setattr(figures, "RESULTS", tmp_path)
         self.folder = tmp_path / "h100"
         self.folder.mkdir()
@@ -621,12 +615,12 @@ class TestFiguresOfPrograms:
         head = {"command": f"python benchmarks/{name}.py", "date": "2026-11-27", "device": "NVIDIA H100"}
         (self.folder / f"{name}.json").write_text(json.dumps({**head, **content}))
 
-    def test_without_records(self) -> None:
+    def test_without_records(self):
         self.write("dispatch", calls_us={})  # of a version that measured no products
         for figure in (figures.host_cost, figures.stutter, figures.models):
             assert figure() == "There is no record yet."
 
-    def test_host_costs(self) -> None:
+    def test_host_costs(self):
         calls = {"torch.mm": 10.0, "autotile.torch.matmul": 8.0, "F.linear": 10.0, "autotile.torch.linear": 12.5}
         self.write("dispatch", products_us={"float32 1 x 2 x 3, sgemm": calls})
         shown = figures.host_cost()
@@ -634,7 +628,7 @@ class TestFiguresOfPrograms:
         assert "NVIDIA H100" in shown
         assert "(../benchmarks/results/h100/dispatch.json)" in shown
 
-    def test_first_calls(self) -> None:
+    def test_first_calls(self):
         times = {"median": 0.1, "p99": 0.25, "worst": 3.0}
         states = (f"{state} {call}" for state in ("cold", "warm") for call in ("first", "second"))
         phases = {name: {"torch": times, "autotile": {**times, "median": 0.2}} for name in states}
@@ -642,7 +636,7 @@ class TestFiguresOfPrograms:
         both = "0.10 / 0.25 / 3.00 | 0.20 / 0.25 / 3.00"
         assert f"| float32 | cold | {both} | {both} |" in figures.stutter()
 
-    def test_modes_of_several_records_are_columns(self) -> None:
+    def test_modes_of_several_records_are_columns(self):
         row = {"model": "llama", "cell": "decode 1", "dtype": "bfloat16", "verdict": "ok", "ratio": [1.25, 1.2, 1.3]}
         times = {"torch": {"wall_ms": 2.0}, "autotile": {"wall_ms": 1.6}}
         self.write("models", rows=[{**row, **times, "mode": "eager"}, {"mode": "eager", "error": "failed"}])

@@ -87,13 +87,13 @@ def default_of(kind: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("command", SET_UP)
-def test_the_readme_has_the_set_up_word_for_word(command: str) -> None:
+def test_the_readme_has_the_set_up_word_for_word(command):
     fences = FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     assert [body for _, body in fences if body.strip() == command]
 
 
 @pages
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if "://" in target:
             continue
@@ -106,7 +106,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pages
-def test_every_command_and_option_exists(page: Path) -> None:
+def test_every_command_and_option_exists(page):
     known = commands()
     for name, words in calls(page):
         assert name in known, f"autotile {name}"
@@ -115,13 +115,13 @@ def test_every_command_and_option_exists(page: Path) -> None:
         assert not unknown, f"autotile {name}{words}"
 
 
-def test_every_command_is_in_the_documentation() -> None:
+def test_every_command_is_in_the_documentation():
     named = {name for page in PAGES for name, _ in calls(page)}
     shown = {name for name, command in commands().items() if not command.hidden}
     assert shown - {"db"} <= named
 
 
-def test_every_variable_is_read_by_the_settings() -> None:
+def test_every_variable_is_read_by_the_settings():
     settings = (ROOT / "autotile" / "settings.py").read_text(encoding="utf-8")
     known = set(re.findall(r"AUTOTILE_[A-Z0-9_]+", settings))
     guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
@@ -132,13 +132,13 @@ def test_every_variable_is_read_by_the_settings() -> None:
 
 
 @pages
-def test_python_on_the_page_is_python(page: Path) -> None:
+def test_python_on_the_page_is_python(page):
     for language, body in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "python":
             ast.parse(body)
 
 
-def test_the_constants_of_measuring_are_those_of_the_code() -> None:
+def test_the_constants_of_measuring_are_those_of_the_code():
     stated = dict(CONSTANT.findall((ROOT / "docs" / "measurement.md").read_text(encoding="utf-8")))
     for name, value in stated.items():
         assert value_of(name) == pytest.approx(float(value)), name
@@ -150,12 +150,12 @@ def test_the_constants_of_measuring_are_those_of_the_code() -> None:
 
 
 @pages
-def test_every_module_named_exists(page: Path) -> None:
+def test_every_module_named_exists(page):
     for name in MODULE.findall(page.read_text(encoding="utf-8")):
         assert (ROOT / "autotile" / name).exists(), name
 
 
-def test_the_architecture_has_one_row_a_package() -> None:
+def test_the_architecture_has_one_row_a_package():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|.*\| (?:`(\w+\.py)`)? ?\|$", text, re.MULTILINE)
     assert sorted(name for name, _ in rows) == sorted([*PACKAGES, "errors", "settings"])

@@ -46,18 +46,18 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
-def test_the_figures_are_those_of_the_records(page: Path) -> None:
+def test_the_figures_are_those_of_the_records(page):
     assert page.read_text(encoding="utf-8") == figures.renewed(page), "run `python benchmarks/figures.py`"
 
 
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
-def test_no_figure_is_typed_by_hand(page: Path) -> None:
+def test_no_figure_is_typed_by_hand(page):
     prose = FENCE.sub("", figures.BLOCK.sub("", page.read_text(encoding="utf-8")))
     prose = re.sub(r"`[^`\n]*`|^    .*$", "", prose, flags=re.MULTILINE)
     assert set(MEASURED.findall(prose)) <= STATED[str(page.relative_to(ROOT))]
 
 
-def test_every_record_names_its_command() -> None:
+def test_every_record_names_its_command():
     for path in sorted(figures.RESULTS.rglob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         if path.stem != "gemm_seeds":
@@ -70,20 +70,20 @@ RECORDED = json.loads((figures.RESULTS / "console.json").read_text(encoding="utf
 AGAIN = f"record it again: {RECORDED['command']}, then bring README.md and docs/guide.md up to it"
 
 
-def test_the_recorded_outputs_are_of_the_present_code() -> None:
+def test_the_recorded_outputs_are_of_the_present_code():
     """A session over the same recording, in which nothing is compiled, reports what it did when they were recorded."""
     assert RECORDED["kernel"] == console.kernel_version(), AGAIN
     assert RECORDED["replayed"] == console.replayed(), AGAIN
 
 
 @pytest.mark.parametrize("command", [one for one in RECORDED["commands"] if console.only_inspects(one)])
-def test_commands_that_inspect_answer_as_recorded(command: str, tmp_path: Path) -> None:
+def test_commands_that_inspect_answer_as_recorded(command, tmp_path):
     lines = (console.run(command, tmp_path), RECORDED["commands"][command])
     now, then = ([console.DURATION.sub("TIME", line) for line in each] for each in lines)
     assert now == then, AGAIN
 
 
-def test_the_guide_quotes_the_record() -> None:
+def test_the_guide_quotes_the_record():
     """Its first tune is that of the README: the lines with its gates and with what matters are those of the record."""
     tune = next(lines for command, lines in RECORDED["commands"].items() if command.startswith("autotile tune"))
     whole = " ".join(" ".join(tune).split())
@@ -95,7 +95,7 @@ def test_the_guide_quotes_the_record() -> None:
             assert piece.strip() in whole, AGAIN
 
 
-def test_the_outputs_on_the_page_are_recorded() -> None:
+def test_the_outputs_on_the_page_are_recorded():
     printed = RECORDED["commands"]
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert list(printed) == console.commands(page)

@@ -92,7 +92,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def figures() -> dict[str, int]:
+def figures():
     """Figures of the present code."""
     every = modules()
     names = [
@@ -121,7 +121,7 @@ def figures() -> dict[str, int]:
     }
 
 
-def test_no_ceiling_is_exceeded(figures: dict[str, int], request: pytest.FixtureRequest) -> None:
+def test_no_ceiling_is_exceeded(figures, request):
     ceilings = json.loads(FILE.read_text()) if FILE.is_file() else figures
     if request.config.getoption("--pin"):
         FILE.write_text(
@@ -132,13 +132,13 @@ def test_no_ceiling_is_exceeded(figures: dict[str, int], request: pytest.Fixture
     assert above == {} or request.config.getoption("--pin")
 
 
-def test_a_ceiling_falls_with_its_figure(figures: dict[str, int]) -> None:
+def test_a_ceiling_falls_with_its_figure(figures):
     ceilings = json.loads(FILE.read_text())
     assert ceilings.keys() == figures.keys() == SLACK.keys()
     low = {name: figure for name, figure in figures.items() if figure < ceilings[name] - SLACK[name]}
     assert low == {}, "lower the ceilings: pytest tests/test_house.py --pin"
 
 
-def test_circles_are_found() -> None:
+def test_circles_are_found():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "d2"}, "d2": {"d3"}, "d3": {"d"}}
     assert circles(graph) == [["b", "c"], ["d", "d2", "d3"]]

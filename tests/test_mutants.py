@@ -35,7 +35,7 @@ class Box:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "below.py"
     path.write_text(SOURCE)
     return path
@@ -47,7 +47,7 @@ def changes(file: Path) -> list[mutants.Mutant]:
     return [one for one in made if one is not None]
 
 
-def test_changes_are_made_in_the_bodies_of_functions_only(file: Path) -> None:
+def test_changes_are_made_in_the_bodies_of_functions_only(file):
     found = changes(file)
     assert {one.function for one in found} == {"below", "Box.grow"}
     lines = {one.line for one in found}
@@ -68,13 +68,13 @@ def test_changes_are_made_in_the_bodies_of_functions_only(file: Path) -> None:
         ("if value is None:", "if value is not None:"),
     ],
 )
-def test_a_change_is_one_line_and_its_diff_shows_it(file: Path, before: str, after: str) -> None:
+def test_a_change_is_one_line_and_its_diff_shows_it(file, before, after):
     (one,) = [each for each in changes(file) if (each.before, each.after) == (before, after)]
     assert len([line for line in one.diff.splitlines() if line.startswith("-") and not line.startswith("---")]) == 1
     assert one.code.count("\n") == SOURCE.count("\n")
 
 
-def test_a_sample_is_repeatable_and_has_each_place_once(file: Path) -> None:
+def test_a_sample_is_repeatable_and_has_each_place_once(file):
     first = mutants.sample([file], 8, seed=3)
     assert first == mutants.sample([file], 8, seed=3)
     assert first != mutants.sample([file], 8, seed=4)
@@ -82,7 +82,7 @@ def test_a_sample_is_repeatable_and_has_each_place_once(file: Path) -> None:
     assert len(mutants.sample([file], 1000, seed=0)) == len(mutants.places(SOURCE))
 
 
-def test_tests_that_concern_a_change_come_first() -> None:
+def test_tests_that_concern_a_change_come_first():
     (one, *_) = mutants.sample(mutants.files_of("space.limits"), 1, seed=0)
     near = mutants.stages(one, near=True)
     assert near[0] == ["tests/space/test_limits.py"]
@@ -129,13 +129,11 @@ FAILED = (1, ["tests/a.py::test_one"])
         ([(None, []), (None, []), PASSED], "survived"),  # it takes as long without the change
     ],
 )
-def test_verdicts(
-    file: Path, monkeypatch: pytest.MonkeyPatch, results: list[tuple[int | None, list[str]]], verdict: str
-) -> None:
+def test_verdicts(file, monkeypatch, results, verdict):
     assert Runs(*results).judge(file, monkeypatch).result == verdict
 
 
-def test_shares_with_and_without_marked_changes(file: Path, tmp_path: Path) -> None:
+def test_shares_with_and_without_marked_changes(file, tmp_path):
     first, second, third = mutants.sample([file], 3, seed=0)
     marks = tmp_path / "marks.json"
     path, before, after = second.mark()
@@ -151,13 +149,13 @@ def test_shares_with_and_without_marked_changes(file: Path, tmp_path: Path) -> N
         mutants.read_marks(marks)
 
 
-def test_the_marked_changes_are_of_present_lines() -> None:
+def test_the_marked_changes_are_of_present_lines():
     for path, before, _ in mutants.read_marks(mutants.MARKS):
         lines = [line.strip() for line in (ROOT / path).read_text(encoding="utf-8").splitlines()]
         assert all(line in lines for line in before.split("\n")), (path, before)
 
 
-def test_a_change_is_noticed_in_a_copy(tmp_path: Path) -> None:
+def test_a_change_is_noticed_in_a_copy(tmp_path):
     """With the real checkout and a real run: a flipped comparison of occupancies is noticed, an unused one is not."""
     source = (ROOT / "autotile" / "core" / "text.py").read_text(encoding="utf-8")
     broken = source.replace("if count == 1 else", "if count != 1 else", 1)

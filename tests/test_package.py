@@ -55,7 +55,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 
 @CHECKOUT
-def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path):
     """By the options of this checkout, in processes as the suite runs in."""
     file = tmp_path / "test_hanging.py"
     file.write_text(
@@ -69,21 +69,21 @@ def test_a_test_that_hangs_fails_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 class TestNames:
-    def test_the_public_names(self) -> None:
+    def test_the_public_names(self):
         assert {"tune", "tune_family", "tune_misses", "record", "export", "import_", "bundle"} <= set(autotile.__all__)
         assert {"get_best_kernel", "matmul", "TuneOptions", "TuneResult", "FamilyPlan"} <= set(autotile.__all__)
         assert dir(autotile) == sorted([*autotile.__all__, "list"])
         assert len(dir(autotile)) <= 77  # with __version__; the types of results are imported from their modules
         assert autotile.__version__.count(".") == 2
 
-    def test_type_checkers_see_the_same_names(self) -> None:
+    def test_type_checkers_see_the_same_names(self):
         tree, *_ = nodes_of(Path(autotile.__file__))
         (block,) = [node for node in tree.body if isinstance(node, ast.If)]
         imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
         seen = {alias.asname: node.module for node in imports for alias in node.names}
         assert seen == {name: f"autotile.{module}" for name, module in autotile._MODULE_OF.items()}
 
-    def test_each_is_there_documented_always_the_same_and_defined_where_it_is_imported_from(self) -> None:
+    def test_each_is_there_documented_always_the_same_and_defined_where_it_is_imported_from(self):
         for name, module in autotile._MODULE_OF.items():
             assert getattr(autotile, name).__module__ == f"autotile.{module}"
         for name in autotile.__all__:
@@ -92,7 +92,7 @@ class TestNames:
             assert value is getattr(autotile, name)
             assert name == "__version__" or value.__doc__
 
-    def test_a_subpackage_does_not_replace_a_name(self) -> None:
+    def test_a_subpackage_does_not_replace_a_name(self):
         before = autotile.tune
         autotile.tune = sys  # type: ignore[assignment]  # as Python does with a subpackage that it imports
         assert autotile.tune is before
@@ -100,7 +100,7 @@ class TestNames:
         assert autotile.search is sys  # type: ignore[attr-defined]
         autotile.search = importlib.import_module("autotile.search")  # type: ignore[attr-defined]
 
-    def test_modules_of_a_subpackage_of_that_name_are_imported_from_it(self) -> None:
+    def test_modules_of_a_subpackage_of_that_name_are_imported_from_it(self):
         code = """
 import autotile.tuning.options
 from autotile.tuning import session
@@ -113,11 +113,11 @@ assert autotile.tuning is autotile.__dict__["tuning"]
 """
         python("-c", code, check=True)
 
-    def test_any_other_is_an_attribute_error(self) -> None:
+    def test_any_other_is_an_attribute_error(self):
         with pytest.raises(AttributeError, match="module 'autotile' has no attribute 'tunes'"):
             autotile.tunes  # noqa: B018
 
-    def test_every_error_is_public_and_in_the_tree_at_the_top_of_its_file(self) -> None:
+    def test_every_error_is_public_and_in_the_tree_at_the_top_of_its_file(self):
         kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
         assert kinds
         for kind in kinds:
@@ -140,23 +140,23 @@ torch._C._are_functorch_transforms_active, torch.autograd.forward_ad._current_le
 """
     """A stand-in for PyTorch, whose operator returns its arguments."""
 
-    def test_it_is_imported_when_it_is_used(self) -> None:
+    def test_it_is_imported_when_it_is_used(self):
         before = "import autotile\nassert 'autotile.torch' not in sys.modules\n"
         code = self.TORCH + before + "a = types.SimpleNamespace(shape=(2, 2))\n"
         code += "assert autotile.torch.matmul(a, a) == (a, a, True)\n"
         assert "autotile.torch" in imported(code)[0]
 
-    def test_without_pytorch_the_error_says_so(self) -> None:
+    def test_without_pytorch_the_error_says_so(self):
         code = "import sys; sys.modules['torch'] = None\nimport autotile\nautotile.torch.matmul"
         said = python("-c", code).stderr.splitlines()[-1]
         assert said.startswith("ModuleNotFoundError: autotile.torch needs PyTorch")
 
-    def test_errors_and_kernel_tuners_interface(self) -> None:
+    def test_errors_and_kernel_tuners_interface(self):
         code = "import autotile\nassert issubclass(autotile.errors.InputError, autotile.errors.AutotileError)\n"
         found = imported(f"{code}autotile.kernel_tuner.tune_kernel, autotile.kernel_tuner.accuracy")[0]
         assert found >= {"autotile.errors", "autotile.kernel_tuner"}
 
-    def test_every_module_that_the_documents_name(self) -> None:
+    def test_every_module_that_the_documents_name(self):
         """A name after ``autotile.`` in code is there after `import autotile`."""
         texts = "\n".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
         code = "\n".join(re.findall(r"```python\n(.*?)```", texts, re.DOTALL))
@@ -168,7 +168,7 @@ torch._C._are_functorch_transforms_active, torch.autograd.forward_ad._current_le
 
 
 class TestImports:
-    def test_each_name_needs_little(self) -> None:
+    def test_each_name_needs_little(self):
         alone, errors, inspection, entry_points, functions = imported(
             "import autotile; dir(autotile)",
             "from autotile import InputError, SpecError",
@@ -183,12 +183,12 @@ class TestImports:
         assert "autotile.api.results" in functions
         assert not functions & {"cupy", "kernel_tuner", "typer", "rich"}
 
-    def test_serving_needs_neither_the_search_nor_its_libraries(self) -> None:
+    def test_serving_needs_neither_the_search_nor_its_libraries(self):
         (found,) = imported("import autotile; autotile.get_best_kernel('sgemm_2d', M=64, N=64, K=64, device='h200')")
         packages = {f"autotile.{name}" for name in ("search", "tuning", "workers", "api", "cli")}
         assert not found & {*HEAVY, *packages, "numpy.random", "concurrent.futures", "html", "logging"}
 
-    def test_plain_words_are_converted_without_pydantic(self) -> None:
+    def test_plain_words_are_converted_without_pydantic(self):
         words = ["space", "matmul_tiled", "M=64", "--device", "h200", "--sample", "4"]
         code = f"from autotile.cli.application import app\ntry: app({words})\nexcept SystemExit: pass"
         assert imported(code)[0] & {"pydantic", "autotile.api.inspection"} == {"autotile.api.inspection"}
@@ -198,19 +198,19 @@ class TestImports:
 class TestStandards:
     """What a change must keep; mypy, which takes longer, runs beside the tests."""
 
-    def test_an_import_goes_only_downward(self) -> None:
+    def test_an_import_goes_only_downward(self):
         run(tool("lint-imports"), "--no-cache")
 
     @pytest.mark.parametrize("arguments", [("check",), ("format", "--check")])
-    def test_ruff(self, arguments: tuple[str, ...]) -> None:
+    def test_ruff(self, arguments):
         run(tool("ruff"), *arguments, "--no-cache", "autotile", "tests", "benchmarks", "examples")
 
-    def test_file_names_are_unique_but_for_those_of_commands(self) -> None:
+    def test_file_names_are_unique_but_for_those_of_commands(self):
         paths = [path for path in (ROOT / "autotile").rglob("*.py") if path.name != "__init__.py"]
         names = [path.name for path in paths if path.parent.name != "cli"]
         assert sorted(names) == sorted(set(names))
 
-    def test_nothing_is_run_as_python_unpickled_or_given_to_a_shell(self) -> None:
+    def test_nothing_is_run_as_python_unpickled_or_given_to_a_shell(self):
         for path in (ROOT / "autotile").rglob("*.py"):
             for node in nodes_of(path):
                 match node:
@@ -221,7 +221,7 @@ class TestStandards:
                     case ast.keyword(arg="shell"):
                         pytest.fail(f"{path}:{node.lineno} uses a shell")
 
-    def test_other_packages_import_these_modules_of_the_kernels(self) -> None:
+    def test_other_packages_import_these_modules_of_the_kernels(self):
         face = {"arguments", "expressions", "inputs", "launch", "library", "operation", "parser", "problem"}
         face |= {"python_kernel", "sources", "spec"}
         used: set[str] = set()
@@ -234,14 +234,14 @@ class TestStandards:
                 used |= {part[2] for part in parts if part[:2] == ["autotile", "kernel"] and len(part) > 2}
         assert used == face
 
-    def test_only_the_settings_read_the_environment(self) -> None:
+    def test_only_the_settings_read_the_environment(self):
         readers = {path.name for path in (ROOT / "autotile").rglob("*.py") if "os.environ" in path.read_text()}
         assert readers == {"settings.py"}
 
 
 @CHECKOUT
 @pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed")
-def test_the_wheel_holds_all_that_is_read_at_run_time(tmp_path: Path) -> None:
+def test_the_wheel_holds_all_that_is_read_at_run_time(tmp_path):
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -257,7 +257,7 @@ def test_the_wheel_holds_all_that_is_read_at_run_time(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in held} == {"autotile", f"autotile-{autotile.__version__}.dist-info"}
 
 
-def test_a_missing_dependency_is_told_in_one_line() -> None:
+def test_a_missing_dependency_is_told_in_one_line():
     code = (
         "import sys; sys.modules['typer'] = None; sys.argv = ['autotile', '--help'];"
         "import runpy; runpy.run_module('autotile', run_name='__main__')"
@@ -270,7 +270,7 @@ def test_a_missing_dependency_is_told_in_one_line() -> None:
 
 @CHECKOUT
 @pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests"])
-def test_every_name_of_the_package_that_is_used_exists(folder: str) -> None:
+def test_every_name_of_the_package_that_is_used_exists(folder):
     """In functions, too, and in scripts that only run on a GPU."""
     missing = []
     for path in sorted({*(ROOT / folder).rglob("*.py")} - {Path(__file__)}):

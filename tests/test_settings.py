@@ -15,7 +15,7 @@ VARIABLES = tuple(f"AUTOTILE_{name}" for name in NAMES)
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(tmp_path, monkeypatch):
     """Path of the user's ``config.toml``, with an environment without settings."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
@@ -27,7 +27,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("config")
-def test_defaults_lie_in_the_users_folders_and_nothing_is_made(tmp_path: Path) -> None:
+def test_defaults_lie_in_the_users_folders_and_nothing_is_made(tmp_path):
     settings = read_settings()
     assert settings.database == str(tmp_path / "XDG_DATA_HOME" / "autotile" / "autotile.db")
     assert settings.cache == tmp_path / "XDG_CACHE_HOME" / "autotile"
@@ -39,7 +39,7 @@ def test_defaults_lie_in_the_users_folders_and_nothing_is_made(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["XDG_CONFIG_HOME"]
 
 
-def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_file_and_environment(config, tmp_path, monkeypatch):
     config.write_text(
         f'database = "{tmp_path}/team.db"\ncache = "~/cubins"\ncache_limit_mib = 64\nkernels = "/a{os.pathsep}~/b"\n'
         'sanitizer = "/opt/compute-sanitizer"\ngraphs = "off"\n'
@@ -63,7 +63,7 @@ def test_config_file_and_environment(config: Path, tmp_path: Path, monkeypatch: 
         read_settings()
 
 
-def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setenv("CUDA_PATH", "")
     assert toolkit_folders() == (Path("/usr/local/cuda"),)
@@ -74,7 +74,7 @@ def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("config")
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_an_empty_variable_counts_as_unset(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(variable, monkeypatch):
     before = read_settings()
     monkeypatch.setenv(variable, "")
     assert read_settings() == before
@@ -97,25 +97,25 @@ def test_an_empty_variable_counts_as_unset(variable: str, monkeypatch: pytest.Mo
         (b"\xff\xfe", r"config\.toml"),
     ],
 )
-def test_a_malformed_file_is_refused(config: Path, text: str | bytes, said: str) -> None:
+def test_a_malformed_file_is_refused(config, text, said):
     config.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(InputError, match=said) as caught:
         read_settings()
     assert "config.toml" in str(caught.value) or "MiB" in str(caught.value)
 
 
-def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_child_imports_the_same_package(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}")
     assert child_environment()["PYTHONPATH"].split(os.pathsep)[1:] == [str(tmp_path)]
     found = python("-P", "-c", "import autotile; print(autotile.__file__)", cwd=tmp_path, check=True)
     assert found.stdout.strip() == autotile.__file__
 
 
-def test_cores() -> None:
+def test_cores():
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
 
 
-def test_changes_of_the_file_and_of_the_environment_are_seen(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_the_file_and_of_the_environment_are_seen(config, monkeypatch):
     assert read_settings().graphs
     for text, expected in (('graphs = "off"', False), ('graphs = "on" ', True)):
         config.write_text(text)
@@ -146,9 +146,7 @@ def test_changes_of_the_file_and_of_the_environment_are_seen(config: Path, monke
         ("AUTOTILE_DEPLOYMENT", "eager", "deployment", "eager"),
     ],
 )
-def test_each_variable_sets_something(
-    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: object
-) -> None:
+def test_each_variable_sets_something(monkeypatch, variable, text, name, value):
     monkeypatch.delenv(variable, raising=False)
     assert getattr(read_settings(), name) != value
     monkeypatch.setenv(variable, text)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.device import device_profile
 from autotile.core.model import Config, Resources, Value
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import InputError
@@ -32,7 +32,7 @@ SPECS = [
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=lambda path: path.stem)
-def kernel(request: pytest.FixtureRequest) -> Kernel:
+def kernel(request):
     return load_kernel(str(request.param))
 
 
@@ -60,14 +60,14 @@ def compiled_as_declared(
 
 
 @pytest.mark.parametrize("device", ["h200", "rtx-3060"])
-def test_the_default_is_valid_at_both_shapes(kernel: Kernel, device: str) -> None:
+def test_the_default_is_valid_at_both_shapes(kernel, device):
     if unsupported_reason(kernel.spec, device_profile(device)):
         pytest.skip("the kernel is not for this device")
     for sizes in (kernel.spec.sizes, kernel.spec.ragged):
         assert check_config(kernel.spec, kernel.spec.default, sizes, device_profile(device)) == ""
 
 
-def test_the_template_alone_has_the_default_of_the_search_space(kernel: Kernel) -> None:
+def test_the_template_alone_has_the_default_of_the_search_space(kernel):
     flags = {name: kernel.spec.sizes[name] for name in kernel.spec.flags}
     declared: dict[str, Value] = {**kernel.spec.default, **flags}
     macros = dict(re.findall(r"^#define (\w+) (\w+)$", kernel.source, re.MULTILINE))
@@ -75,14 +75,14 @@ def test_the_template_alone_has_the_default_of_the_search_space(kernel: Kernel) 
     assert written == declared
 
 
-def test_the_template_explains_every_parameter(kernel: Kernel) -> None:
+def test_the_template_explains_every_parameter(kernel):
     comment = kernel.source.partition("\n\n")[0]
     for parameter in kernel.spec.parameters:
         assert re.search(rf"^// {{3}}.*\b{parameter.name}\b.* {{2}}", comment, re.MULTILINE), parameter.name
 
 
 @without("gemm_mma", "gemm_wgmma", "sgemm_bf16x6")
-def test_the_default_compiles_without_spilling_for_the_oldest_and_the_newest_device(kernel: Kernel) -> None:
+def test_the_default_compiles_without_spilling_for_the_oldest_and_the_newest_device(kernel):
     least = kernel.spec.minimum_compute_capability or "1.0"
     supported = [name for name in ("sm_75", "sm_80", "sm_90") if not is_below(capability_of(name), least)]
     for architecture in {kernel.spec.architecture} if kernel.spec.architecture else {supported[0], supported[-1]}:
@@ -92,13 +92,13 @@ def test_the_default_compiles_without_spilling_for_the_oldest_and_the_newest_dev
 
 
 @without("gemm_mma", "gemm_small", "gemm_wgmma", "sgemm", "sgemm_bf16x6", "sgemm_ws")
-def test_what_is_declared_is_what_the_compiler_says(kernel: Kernel) -> None:
+def test_what_is_declared_is_what_the_compiler_says(kernel):
     config = middle(kernel, kernel.spec.sizes, 0, 2)  # one that compiles in half the time of the middle one
     compiled_as_declared(kernel, config, kernel.spec.dtypes[0], "sm_90", kernel.spec.sizes)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-def test_nvcc_compiles_the_template_alone(kernel: Kernel) -> None:
+def test_nvcc_compiles_the_template_alone(kernel):
     target = (kernel.spec.architecture or "sm_90").removeprefix("sm_")
     command = ["nvcc", f"-gencode=arch=compute_{target},code=sm_{target}", "-std=c++17", "-Werror=all-warnings"]
     command += ["-ptx", "-Xcicc", "-O0"]  # optimized and assembled in the tests above
@@ -114,7 +114,7 @@ SMALL, WGMMA, PADDED, MMA, LIMBS, SGEMM, SGEMM_WS, NAIVE, TILED, SGEMM_2D = (
 )
 
 
-def test_an_unguarded_tile_is_admitted_only_where_tiles_are_whole() -> None:
+def test_an_unguarded_tile_is_admitted_only_where_tiles_are_whole():
     config = {**TILED.spec.default, "TILE": 16, "GUARDED": False}
     whole = {"M": 64, "N": 32, "K": 48}
     assert check_config(TILED.spec, config, whole, H200) == ""
@@ -159,9 +159,7 @@ SEARCHABLE = [
 @pytest.mark.parametrize(
     ("kernel", "shape", "layout", "bounds"), SEARCHABLE, ids=lambda each: getattr(each, "name", str(each))
 )
-def test_the_space_is_large_but_searchable_in_a_minute(
-    kernel: Kernel, shape: Shape, layout: dict[str, int], bounds: tuple[int, int | None]
-) -> None:
+def test_the_space_is_large_but_searchable_in_a_minute(kernel, shape, layout, bounds):
     found, (least, most) = len(feasible_space(kernel.spec, sizes(kernel, shape, **layout), H200)), bounds
     assert least <= found <= (most or found)
 
@@ -170,7 +168,7 @@ SQUARES = [(size, size, size) for size in (68, 256, 1024, 4096)]
 
 
 @named(WGMMA, MMA, LIMBS, SGEMM, SGEMM_WS)
-def test_the_default_is_valid_for_every_size_layout_and_device(kernel: Kernel) -> None:
+def test_the_default_is_valid_for_every_size_layout_and_device(kernel):
     shapes = {"gemm_wgmma": SQUARES[3:], "gemm_mma": MMA_SHAPES, "sgemm_bf16x6": MMA_SHAPES}.get(kernel.name, SQUARES)
     devices = [H200, device_profile("a100")] if kernel in (MMA, LIMBS) else [H200]
     for shape, layout, device in product(shapes, LAYOUTS, devices):
@@ -187,7 +185,7 @@ SPREAD = [
 
 
 @pytest.mark.parametrize("index", range(len(SPREAD)), ids=[f"{kernel.name}-{shape}" for kernel, shape, _ in SPREAD])
-def test_configurations_spread_over_the_space_keep_its_limit_on_spills(index: int) -> None:
+def test_configurations_spread_over_the_space_keep_its_limit_on_spills(index):
     """So that a search rejects none after compiling."""
     (kernel, shape, architecture), part = SPREAD[index], index % 2
     layout = LAYOUTS[(index + 2 * part) % 4]
@@ -211,7 +209,7 @@ DEFAULTS = [
 @pytest.mark.parametrize(
     ("kernel", "architecture", "layout"), DEFAULTS, ids=lambda each: getattr(each, "name", str(each))
 )
-def test_the_default_spills_nothing_in_any_layout(kernel: Kernel, architecture: str, layout: dict[str, int]) -> None:
+def test_the_default_spills_nothing_in_any_layout(kernel, architecture, layout):
     out_fp32 = layout["TRANS_A"]  # each element type is compiled for both architectures
     dtype = kernel.spec.dtypes[out_fp32 % len(kernel.spec.dtypes)]
     problem = sizes(kernel, MMA_SHAPES[0], OUT_FP32=out_fp32, NONDETERMINISTIC=0, **layout)
@@ -233,9 +231,7 @@ FIXED = [
     FIXED,
     ids=[f"{kernel.name}-{shape}-{flags}" for kernel, shape, flags, *_ in FIXED],
 )
-def test_the_problem_and_the_device_leave_one_value(
-    kernel: Kernel, shape: Shape, flags: dict[str, int], device: DeviceProperties, only: tuple[str, int]
-) -> None:
+def test_the_problem_and_the_device_leave_one_value(kernel, shape, flags, device, only):
     space = feasible_space(kernel.spec, sizes(kernel, shape, **flags), device)
     assert set(space.column(only[0])) == {only[1]}
 
@@ -252,12 +248,12 @@ def test_the_problem_and_the_device_leave_one_value(
     ],
     ids=lambda each: getattr(each, "name", str(each)),
 )
-def test_a_rule_leaves_nothing(kernel: Kernel, shape: Shape, flags: dict[str, int], rule: str) -> None:
+def test_a_rule_leaves_nothing(kernel, shape, flags, rule):
     with pytest.raises(InputError, match=rule):
         feasible_space(kernel.spec, sizes(kernel, shape, **flags), H200)
 
 
-def test_clusters_along_k_are_for_few_tiles() -> None:
+def test_clusters_along_k_are_for_few_tiles():
     problem = sizes(WGMMA, (2560, 64, 2560))
     space = feasible_space(WGMMA.spec, problem, H200)
     clusters = [config for config in map(space.config, range(len(space))) if config["CLUSTER_SPLIT"] == 1]
@@ -333,7 +329,7 @@ int main()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_rows_of_any_length_at_any_address_are_copied(tmp_path: Path) -> None:
+def test_rows_of_any_length_at_any_address_are_copied(tmp_path):
     """With zeros behind each row, and without a load outside of the matrix."""
     source, program = tmp_path / "copy.cpp", tmp_path / "copy"
     source.write_text(COPY_ON_CPU)
@@ -344,7 +340,7 @@ def test_rows_of_any_length_at_any_address_are_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_configurations_with_copies_compile_without_spilling(part: int) -> None:
+def test_configurations_with_copies_compile_without_spilling(part):
     problem = sizes(PADDED, (1905, 653, 4737), TRANS_A=part % 2, TRANS_B=part // 2)
     assert 1000 <= len(feasible_space(PADDED.spec, problem, H200)) <= 100_000
     job = compile_job(PADDED, middle(PADDED, problem, part, 3), "float16", "sm_90a", problem)
@@ -353,7 +349,7 @@ def test_configurations_with_copies_compile_without_spilling(part: int) -> None:
     assert spills == {"pad_rows": 0, "gemm_wgmma": 0}
 
 
-def test_the_product_is_the_main_step() -> None:
+def test_the_product_is_the_main_step():
     plan = LaunchPlan.of(PADDED.spec, PADDED.spec.default, PADDED.spec.sizes, H200)
     assert (len(plan.launches), plan.main.step) == (2, 1)
     assert plan.launches[0].threads > plan.main.threads
@@ -363,7 +359,7 @@ def test_the_product_is_the_main_step() -> None:
 
 
 @named(SGEMM, SGEMM_WS)
-def test_all_configurations_of_large_enough_squares_are_verified_at_the_ragged_shape(kernel: Kernel) -> None:
+def test_all_configurations_of_large_enough_squares_are_verified_at_the_ragged_shape(kernel):
     ragged = feasible_space(kernel.spec, kernel.spec.ragged, H200)
     for size in (256, 1024, 4096):
         problem = sizes(kernel, (size, size, size))
@@ -372,7 +368,7 @@ def test_all_configurations_of_large_enough_squares_are_verified_at_the_ragged_s
 
 
 @named(SGEMM, SGEMM_WS)
-def test_few_blocks_have_little_to_do(kernel: Kernel) -> None:
+def test_few_blocks_have_little_to_do(kernel):
     space = feasible_space(kernel.spec, sizes(kernel, (1024, 1024, 1024)), H200)
     bm, bn, splits = (space.column(name) for name in ("BM", "BN", "SPLIT_K"))
     blocks = 1024 // bm * (1024 // bn) * splits
@@ -382,7 +378,7 @@ def test_few_blocks_have_little_to_do(kernel: Kernel) -> None:
 
 
 @named(SGEMM, SGEMM_WS)
-def test_what_is_transposed_is_swizzled_or_padded(kernel: Kernel) -> None:
+def test_what_is_transposed_is_swizzled_or_padded(kernel):
     padded, swizzled = ({**kernel.spec.default, "SWIZZLE": swizzle} for swizzle in (0, 1))
     transposed = {**kernel.spec.sizes, "TRANS_B": 1}
     geometries = [launch_geometry(kernel.spec, config, transposed, H200) for config in (padded, swizzled)]
@@ -393,7 +389,7 @@ def test_what_is_transposed_is_swizzled_or_padded(kernel: Kernel) -> None:
 
 
 @named(SGEMM, SGEMM_WS)
-def test_wide_loads_are_for_rows_that_allow_them(kernel: Kernel) -> None:
+def test_wide_loads_are_for_rows_that_allow_them(kernel):
     aligned, odd = ({**kernel.spec.sizes, "N": n, "K": n} for n in (512, 511))
     narrow = {**kernel.spec.default, "VEC": 1}
     assert check_config(kernel.spec, kernel.spec.default, aligned, H200) == ""

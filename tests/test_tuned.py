@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from autotile.database.keys import space_hash
-from autotile.database.winners import Winner
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
@@ -22,7 +21,7 @@ WINNERS = [winner for path in sorted(data_folder("tuned").glob("*.json")) for wi
 
 
 @pytest.mark.parametrize("winner", WINNERS, ids=lambda winner: str(winner.key.problem))
-def test_each_belongs_to_its_kernel_as_it_is(winner: Winner) -> None:
+def test_each_belongs_to_its_kernel_as_it_is(winner):
     kernel = load_kernel(winner.key.kernel)
     assert winner.key.template_hash == kernel.source_hash
     assert winner.key.space_hash == space_hash(kernel.spec)
@@ -30,7 +29,7 @@ def test_each_belongs_to_its_kernel_as_it_is(winner: Winner) -> None:
     assert not check_config(kernel.spec, winner.config, winner.key.sizes, winner.device, winner.key.dtype)
 
 
-def test_they_are_served_where_nothing_is_tuned(tmp_path: Path) -> None:
+def test_they_are_served_where_nothing_is_tuned(tmp_path):
     winner = WINNERS[0]
     assert winner.device is not None
     kernel = find_best_kernel(
@@ -41,7 +40,7 @@ def test_they_are_served_where_nothing_is_tuned(tmp_path: Path) -> None:
     assert "came with autotile" in kernel.explain()
 
 
-def test_the_rules_that_come_with_autotile_belong_to_its_kernels(tmp_path: Path) -> None:
+def test_the_rules_that_come_with_autotile_belong_to_its_kernels(tmp_path):
     files = sorted((data_folder("tuned") / "families").glob("*.json"))
     rules = [rule for path in files for rule in read_rules(path)]
     assert [path.name for path in files] == [f"nvidia-h200.{rule.key.kernel}.json" for rule in rules]
@@ -58,7 +57,7 @@ PRODUCTS = {(winner.key.dtype, *(winner.key.sizes[name] for name in "MNK")) for 
 
 
 @pytest.mark.parametrize("product", sorted(PRODUCTS), ids=str)
-def test_a_product_is_computed_by_the_kernel_that_won(product: tuple[str, int, int, int], tmp_path: Path) -> None:
+def test_a_product_is_computed_by_the_kernel_that_won(product, tmp_path):
     dtype = product[0]
     rivals = [one for one in WINNERS if (one.key.dtype, *(one.key.sizes[name] for name in "MNK")) == product]
     fastest = min(rivals, key=lambda winner: winner.measurement.time_us)

@@ -72,9 +72,7 @@ def calls(function: Any, folder: Path) -> Iterator[tuple[str, Any, list[Any], di
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_public_function_answers_or_says_what_is_wrong(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_public_function_answers_or_says_what_is_wrong(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     faults = []
     for argument, value, args, kwargs in calls(getattr(autotile, name), tmp_path):
@@ -93,7 +91,7 @@ OPTIONS = [*VALUES, 2**31, 2**63, -(10**30), np.float32("nan"), np.int64(-1), ({
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TuneOptions)])
-def test_an_option_is_of_its_type_and_in_its_range_or_is_refused(name: str) -> None:
+def test_an_option_is_of_its_type_and_in_its_range_or_is_refused(name):
     for value in OPTIONS:
         said = ""
         try:
@@ -125,13 +123,13 @@ def test_an_option_is_of_its_type_and_in_its_range_or_is_refused(name: str) -> N
         ({"sampler": None}, "sampler is None, expected a text"),
     ],
 )
-def test_what_is_said(options: dict[str, Any], said: str) -> None:
+def test_what_is_said(options, said):
     with pytest.raises(InputError) as caught:
         TuneOptions(**options)
     assert said in str(caught.value)
 
 
-def test_the_session_of_a_users_own_search(tmp_path: Path) -> None:
+def test_the_session_of_a_users_own_search(tmp_path):
     options = TuneOptions(replay=RECORDING, workers=1)
     sizes = {"M": 2048, "N": 2048, "K": 2048}
     with autotile.session("matmul_tiled", sizes, options=options, database=tmp_path / "s.db") as session:
@@ -153,7 +151,7 @@ def test_the_session_of_a_users_own_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "", "x y", "\0", b"x", [], "cublas", "x" * 5000, object()])
-def test_a_library_has_the_name_of_one(value: Any) -> None:
+def test_a_library_has_the_name_of_one(value):
     with pytest.raises(InputError):
         autotile.add_library("matmul", value, print) if value != "x" * 5000 else autotile.add_library(value, "x", print)
     with pytest.raises(InputError):
@@ -163,7 +161,7 @@ def test_a_library_has_the_name_of_one(value: Any) -> None:
 
 
 @pytest.mark.parametrize("option", ["database", "bundle", "library", "numerics", "race", "dtype", "device"])
-def test_what_is_served_is_asked_for_in_the_right_types(option: str) -> None:
+def test_what_is_served_is_asked_for_in_the_right_types(option):
     for value in ([], {}, {"a": []}, object(), 10**30, b"x", 1.5):
         if option in ("database", "bundle") and value in ([], {}):
             continue  # none, as is ""

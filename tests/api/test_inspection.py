@@ -2,7 +2,6 @@
 
 import doctest
 import os
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,6 @@ from autotile.core.device import DeviceProperties, device_profile, profile_names
 from autotile.database.database import Database
 from autotile.database.learned import save_ceilings
 from autotile.errors import ConfigError, DatabaseError, InputError, UnknownKernelError
-from autotile.report.survey import Survey
 from autotile.settings import output_path
 from autotile.tuning.options import TuneOptions
 from autotile.workers import compile_pool
@@ -138,9 +136,7 @@ __device__ int wide[WORK] = {a_name_that_is_not_declared};
 
 
 @pytest.fixture(scope="module")
-def surveys(
-    tmp_path_factory: pytest.TempPathFactory, write_scale: Callable[[Path], Path], cubin_cache_folder: Path
-) -> dict[str, Survey]:
+def surveys(tmp_path_factory, write_scale, cubin_cache_folder):
     """Surveys of the kernel, and of one whose blocks of 64 threads, and 4 outputs a thread, do not compile."""
     kernels = {name: write_scale(tmp_path_factory.mktemp(name) / "kernels") for name in ("whole", "failing")}
     add_code(kernels["failing"], FAILING)
@@ -202,7 +198,7 @@ def gpu(name: str) -> DeviceProperties:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[DeviceProperties]:
+def gpus(monkeypatch):
     """Three GPUs of this machine, the last of a kind without a profile."""
     present = [gpu("NVIDIA H100 80GB HBM3"), gpu("NVIDIA H100 80GB HBM3"), gpu("Acme G1")]
     monkeypatch.setattr(targets, "device_count", lambda: len(present))
@@ -253,14 +249,14 @@ class TestDevice:
                 targets.resolve_gpu(name)
 
 
-def test_a_path_and_its_text_name_the_same_kernel_whose_sizes_have_defaults(scale_toml: Path):
+def test_a_path_and_its_text_name_the_same_kernel_whose_sizes_have_defaults(scale_toml):
     assert targets.open_problem(scale_toml, {"n": 8}) == targets.open_problem(str(scale_toml), {"n": 8})
     assert targets.open_problem(scale_toml, {})[1].sizes == {"n": 4096}
     with pytest.raises(UnknownKernelError):
         targets.open_problem("no_such_kernel", {})
 
 
-def test_the_path_of_an_output_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_an_output_file(tmp_path, monkeypatch):
     for output in ("", "-", ".", "..", "/", Path(), "~autotile-nobody/file", "~"):
         with pytest.raises(InputError, match=r"names a folder|expected the path of a file|there is no home folder"):
             output_path(output)
@@ -273,7 +269,7 @@ def test_the_path_of_an_output_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         output_path(source)
 
 
-def test_profiles_and_stored_ceilings_are_shown(tmp_path: Path) -> None:
+def test_profiles_and_stored_ceilings_are_shown(tmp_path):
     found, path = autotile.devices(), tmp_path / "own.db"
     assert len(found.gpus) == targets.device_count()
     assert found.ceilings == ()
@@ -295,9 +291,7 @@ def test_a_warning_is_no_failure_and_the_display_is_the_verdict_and_a_row_for_ea
     assert "<td>warn</td><td>headers</td><td>none\ninstall them</td>" in found._repr_html_()
 
 
-def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exist_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_database_is_given_as_a_path_and_one_of_the_settings_that_does_not_exist_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "device_count", lambda: 0)
     monkeypatch.setattr(doctor, "_compiler_text", lambda target, _: target)
     monkeypatch.setenv("AUTOTILE_KERNELS", f"{tmp_path}{os.pathsep}{tmp_path / 'gone'}")

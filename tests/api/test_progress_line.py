@@ -3,10 +3,8 @@
 import io
 import os
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -67,7 +65,7 @@ class Cell:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(monkeypatch):
     """Standard error of `autotile.api.progress` alone: pytest sets that of the process anew before each test."""
     stream = Terminal()
     monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream, modules=sys.modules))
@@ -75,13 +73,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 @pytest.fixture
-def tune(scale_toml: Path, recording: Path) -> Callable[..., Any]:
+def tune(scale_toml, recording):
     options = autotile.TuneOptions(replay=recording)
     return lambda **given: autotile.tune(scale_toml, n=1048576, options=options, **given)
 
 
 class TestTune:
-    def test_on_a_terminal_one_line_is_rewritten(self, tune: Any, terminal: Terminal) -> None:
+    def test_on_a_terminal_one_line_is_rewritten(self, tune, terminal):
         result = tune()
         notice, line, rest = terminal.screen
         assert "launches are replayed from measurements recorded on NVIDIA H200" in notice
@@ -90,11 +88,11 @@ class TestTune:
         assert "\x1b" not in terminal.getvalue()
         assert result.notices == (notice,)
 
-    def test_elsewhere_nothing_is_shown(self, tune: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_elsewhere_nothing_is_shown(self, tune, capsys):
         tune()
         assert capsys.readouterr() == ("", "")
 
-    def test_a_callable_observes(self, tune: Any, terminal: Terminal) -> None:
+    def test_a_callable_observes(self, tune, terminal):
         for name in ("progress", "observe"):
             seen: list[Progress] = []
             tune(**{name: seen.append}, fresh=True)
@@ -102,7 +100,7 @@ class TestTune:
         tune(progress=False)
         assert terminal.getvalue() == ""
 
-    def test_in_a_notebook_one_output_is_updated(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_in_a_notebook_one_output_is_updated(self, tune, monkeypatch):
         monkeypatch.setitem(sys.modules, "ipywidgets", None)
         cell = Cell(monkeypatch, SimpleNamespace(kernel=object()))
         tune()
@@ -111,7 +109,7 @@ class TestTune:
         assert text.splitlines()[1].startswith("scale: finals 12/12, best 4.406 us (replayed), ")
         assert cell.updates >= 2
 
-    def test_in_a_notebook_with_widgets_a_bar_moves(self, tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_in_a_notebook_with_widgets_a_bar_moves(self, tune, monkeypatch):
         pytest.importorskip("ipywidgets")
         boxes: list[Any] = []
         cell = Cell(monkeypatch, SimpleNamespace(kernel=object()))
@@ -126,7 +124,7 @@ class TestTune:
         assert bar.layout.display == "none"  # nothing runs any more
         assert cell.shown == []
 
-    def test_texts_of_widgets_are_escaped(self) -> None:
+    def test_texts_of_widgets_are_escaped(self):
         pytest.importorskip("ipywidgets")
         display = module.NotebookDisplay()
         display._handle = object()  # it is shown
@@ -136,9 +134,7 @@ class TestTune:
         assert display._bar.value == 1.0
 
     @pytest.mark.parametrize("shell", [None, SimpleNamespace(), SimpleNamespace(kernel=None)])
-    def test_ipython_on_a_terminal_is_no_notebook(
-        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, shell: object
-    ) -> None:
+    def test_ipython_on_a_terminal_is_no_notebook(self, terminal, monkeypatch, shell):
         cell = Cell(monkeypatch, shell)
         with module.observing(True) as observe:
             observe(PROGRESS)
@@ -146,9 +142,7 @@ class TestTune:
         assert "searching" in terminal.getvalue()
 
     @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
-    def test_a_terminal_that_is_gone_or_none_at_all_does_not_end_the_session(
-        self, tune: Any, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, error: Exception
-    ) -> None:
+    def test_a_terminal_that_is_gone_or_none_at_all_does_not_end_the_session(self, tune, terminal, monkeypatch, error):
         attempts = []
 
         def write(text: str) -> int:
@@ -165,7 +159,7 @@ class TestTune:
 
 
 @pytest.mark.usefixtures("own_recordings")
-def test_a_family_names_its_points(scale_toml: Path, terminal: Terminal) -> None:
+def test_a_family_names_its_points(scale_toml, terminal):
     autotile.tune_family(scale_toml, n="1000..2000000", options=autotile.TuneOptions(replay="auto"))
     lines = terminal.screen
     assert [line for line in lines if "launches are replayed" in line] == lines[:1]
@@ -180,9 +174,7 @@ def test_a_family_names_its_points(scale_toml: Path, terminal: Terminal) -> None
         ({"phase": "measuring", "target": None, "gates": {}, "best": None}, "12 times"),
     ],
 )
-def test_the_line_ends_with_its_block_and_the_last_state(
-    terminal: Terminal, changes: dict[str, Any], shown: str, error: type[BaseException] | None
-) -> None:
+def test_the_line_ends_with_its_block_and_the_last_state(terminal, changes, shown, error):
     def show() -> None:
         with module.observing(True) as observe:
             for tried in range(3):
@@ -199,14 +191,12 @@ def test_the_line_ends_with_its_block_and_the_last_state(
 
 class TestLine:
     @pytest.fixture
-    def line(self, terminal: Terminal) -> ProgressLine:
+    def line(self, terminal):
         display = default_display()
         assert isinstance(display, TerminalDisplay)
         return ProgressLine(display)
 
-    def test_it_waits_for_its_interval_and_shows_the_last_state_at_the_end(
-        self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_waits_for_its_interval_and_shows_the_last_state_at_the_end(self, line, terminal, monkeypatch):
         now_s, counts = [10.0], []
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
         for at_s, phase in [(0.0, "a"), (0.2, "a"), (0.26, "a"), (0.5, "a"), (0.52, "a"), (0.53, "b"), (0.54, "b")]:
@@ -217,19 +207,19 @@ class TestLine:
         line.close()
         assert terminal.getvalue().count("\rscale: ") == 5
 
-    def test_it_says_at_once_what_a_session_waits_for(self, line: ProgressLine, terminal: Terminal) -> None:
+    def test_it_says_at_once_what_a_session_waits_for(self, line, terminal):
         line.show(PROGRESS)
         line.show(replace(PROGRESS, waiting="the scheduler does not answer"))
         assert terminal.screen[1].startswith("scale: the scheduler does not answer; searching 50/200, ")
         line.show(PROGRESS)
         assert terminal.screen[1].startswith("scale: searching 50/200, ")
 
-    def test_a_longer_line_leaves_nothing_behind(self, line: ProgressLine, terminal: Terminal) -> None:
+    def test_a_longer_line_leaves_nothing_behind(self, line, terminal):
         line.show(replace(PROGRESS, problem=replace(PROBLEM, kernel="a_long_head_of_the_line")))
         line.show(replace(PROGRESS, best=None, problem=replace(PROBLEM, kernel="x")))
         assert terminal.screen[1] == "x: searching 50/200, 3.00 s elapsed, 15.0 s left"
 
-    def test_a_notice_is_shown_once_and_above_the_line(self, line: ProgressLine, terminal: Terminal) -> None:
+    def test_a_notice_is_shown_once_and_above_the_line(self, line, terminal):
         line.show(replace(PROGRESS, notices=()))
         for _ in range(2):
             line.show(PROGRESS)
@@ -238,9 +228,7 @@ class TestLine:
         assert terminal.getvalue().count("launches are replayed") == 1
 
     @pytest.mark.parametrize("columns", [40, 200])
-    def test_it_is_cut_to_the_width_of_the_terminal(
-        self, line: ProgressLine, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
-    ) -> None:
+    def test_it_is_cut_to_the_width_of_the_terminal(self, line, terminal, monkeypatch, columns):
         monkeypatch.setattr(terminal, "fileno", lambda: 2)
         monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
         line.show(PROGRESS)
@@ -249,7 +237,7 @@ class TestLine:
         assert shown.endswith("..." if columns == 40 else "BM=128")
 
 
-def test_the_line_says_where_times_are_replayed() -> None:
+def test_the_line_says_where_times_are_replayed():
     rate = Workrate(flops=None, bytes=2**31, dtype="float32")
     best = Trial({"BM": 128}, Outcome.OK, measurement=Measurement(4790, 4788, 4795), source="replayed")
     unknown = Workrate(flops=None, bytes=None, dtype="float32")

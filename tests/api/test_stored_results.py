@@ -1,14 +1,11 @@
 """How results that are stored or exchanged display themselves; the commands test their values."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
-from stored_runs import Book, failed, record_miss
+from stored_runs import failed, record_miss
 
 import autotile
 from autotile.api import databases, results
@@ -27,13 +24,13 @@ DEFAULT: Config = {"THREADS": 128, "WORK": 1}
 
 
 @pytest.fixture
-def mine(book: Callable[[str], Book]) -> Book:
+def mine(book):
     """The user's own database."""
     return book("tuning.db")
 
 
 @pytest.fixture
-def sides(book: Callable[[str], Book]) -> tuple[Path, Path]:
+def sides(book):
     """Two databases with replayed results of one problem."""
     a, b = book("a.db"), book("b.db")
     a.put(1024, FAST, 10.0, source="replayed")
@@ -47,7 +44,7 @@ def shows(result: Result, line: str, *cells: str) -> None:
     assert [cell for cell in cells if cell not in result._repr_html_()] == []
 
 
-def test_best(mine: Book, scale_toml: Path) -> None:
+def test_best(mine, scale_toml):
     for n, device, source, served in (
         (4096, "H200", "", "default, THREADS=128 WORK=1"),
         (4096, "H200", "cuda", "exact, THREADS=256 WORK=4, 10.00 us"),
@@ -61,7 +58,7 @@ def test_best(mine: Book, scale_toml: Path) -> None:
         results.best(scale_toml, device=99)
 
 
-def test_lists(mine: Book, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists(mine, scale_toml, monkeypatch):
     empty = results.list(), results.list(families=True), results.list(misses=True)
     assert (empty[0].studies, empty[1].families, empty[2].misses, databases.db_check().check) == ((), (), (), None)
     assert "does not exist yet" in repr(databases.db_check())
@@ -89,7 +86,7 @@ def test_lists(mine: Book, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) ->
     shows(results.list(misses=True), "<MissList: 2 misses with 1,005 calls, which may have cost 10 ms>")
 
 
-def test_recordings_and_families() -> None:
+def test_recordings_and_families():
     found = results.list("sgemm_2d", recordings=True)
     assert {one.header.key.kernel for one in found.recordings if one.header is not None} == {"sgemm_2d"}
     assert str(len(found.recordings)) in repr(found)
@@ -104,7 +101,7 @@ def test_recordings_and_families() -> None:
     )
 
 
-def test_diff(book: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff(book, sides, monkeypatch):
     a, b = sides
     book("a.db").put(2048, FAST, 10.0)
     counts = "0 same, 1 different, 1 only in A, 0 only in B"
@@ -115,7 +112,7 @@ def test_diff(book: Any, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPat
     assert "me:***@host" in found.b
 
 
-def test_merge_and_clean(sides: tuple[Path, Path], tmp_path: Path) -> None:
+def test_merge_and_clean(sides, tmp_path):
     out = tmp_path / "out.db"
     found = databases.db_merge(sides, out)
     assert [rows.trials for _, rows in found.copied] == [2, 2]
@@ -135,12 +132,12 @@ N = 1048576
 
 
 @pytest.fixture
-def scale(tuned: Path, scale_toml: Path) -> Path:
+def scale(tuned, scale_toml):
     """The tiny kernel, tuned by replay of an H200."""
     return scale_toml
 
 
-def test_trials_and_a_header_are_exported(scale: Path, tmp_path: Path) -> None:
+def test_trials_and_a_header_are_exported(scale, tmp_path):
     assert autotile.export(scale, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12
     made = autotile.export(scale, n=N, output=tmp_path / "results.json")
     assert (made.device, made.file_format) == ("NVIDIA H200 (replayed)", "t4")
@@ -160,7 +157,7 @@ def test_trials_and_a_header_are_exported(scale: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_a_bundle_is_of_a_kernel_or_several_or_one_problem(scale: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_of_a_kernel_or_several_or_one_problem(scale, tmp_path):
     for number, kernels in enumerate([scale, [str(scale)], [(scale, {"n": N})], [(scale, None)]]):
         made = autotile.bundle(kernels, output=tmp_path / f"{number}.autotile")  # type: ignore[arg-type]
         assert made.kernels == (("scale", 1, 2, ("sm_90",)),)

@@ -22,14 +22,12 @@ N = 1048576
 
 
 @pytest.fixture
-def options(recording: Path) -> autotile.TuneOptions:
+def options(recording):
     return autotile.TuneOptions(replay=recording)
 
 
 class TestTune:
-    def test_a_path_is_a_kernel_and_a_database_and_a_repr_is_one_line(
-        self, scale_toml: Path, options: autotile.TuneOptions, tmp_path: Path
-    ) -> None:
+    def test_a_path_is_a_kernel_and_a_database_and_a_repr_is_one_line(self, scale_toml, options, tmp_path):
         database = tmp_path / "own.db"
         result = autotile.tune(scale_toml, n=N, options=options, database=database)
         assert result.database == str(database)
@@ -51,7 +49,7 @@ class TestTune:
 
 
 @pytest.mark.usefixtures("own_recordings")
-def test_a_family(scale_toml: Path) -> None:
+def test_a_family(scale_toml):
     options, plan = autotile.TuneOptions(replay="auto"), autotile.FamilyPlan(points=1)
     result = autotile.tune_family(scale_toml, n=range(1000, 2000001), plan=plan, options=options)
     assert isinstance(result.rule, FamilyRule)
@@ -65,9 +63,7 @@ def test_a_family(scale_toml: Path) -> None:
     assert "before there was a rule" in interrupted._repr_html_()
 
 
-def test_arguments_of_a_recording_reach_the_session(
-    scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_arguments_of_a_recording_reach_the_session(scale_toml, recording, monkeypatch, tmp_path):
     header = read_recording_header(recording)
     given: dict[str, Any] = {}
 
@@ -88,7 +84,7 @@ def test_arguments_of_a_recording_reach_the_session(
 class TestModes:
     """What the command ``tune`` does by its options, `autotile.tune` does by its arguments."""
 
-    def test_a_search_of_ones_own(self, scale_toml: Path, recording: Path) -> None:
+    def test_a_search_of_ones_own(self, scale_toml, recording):
         def search(session: Any) -> None:
             session.evaluate({"THREADS": 256, "WORK": 4})
 
@@ -97,7 +93,7 @@ class TestModes:
         assert result.winner.config == {"THREADS": 256, "WORK": 4}
         assert result.call == f'kernel = autotile.get_best_kernel("{scale_toml}", n={N})'
 
-    def test_a_range_is_a_family(self, scale_toml: Path) -> None:
+    def test_a_range_is_a_family(self, scale_toml):
         for size in ("1..8", [1, 2], range(1, 3)):
             with pytest.raises(autotile.InputError, match="--trace is of one session"):
                 autotile.tune(scale_toml, n=size, trace="t.json")
@@ -106,9 +102,7 @@ class TestModes:
 
 
 class TestKeywords:
-    def test_options_stand_beside_sizes_and_take_the_place_of_those_of_the_object(
-        self, scale_toml: Path, recording: Path
-    ) -> None:
+    def test_options_stand_beside_sizes_and_take_the_place_of_those_of_the_object(self, scale_toml, recording):
         result = autotile.tune(scale_toml, n=N, trials=5, budget="30s", finals=0, seed=3, replay=recording)
         assert sum(result.outcomes.values()) == 5
         assert result.problem.sizes == {"n": N}
@@ -116,7 +110,7 @@ class TestKeywords:
         result = autotile.tune(scale_toml, n=N, trials=8, options=given)
         assert sum(result.outcomes.values()) == 8
 
-    def test_a_size_of_the_name_of_an_option_is_the_size(self, scale_toml: Path, recording: Path) -> None:
+    def test_a_size_of_the_name_of_an_option_is_the_size(self, scale_toml, recording):
         text = scale_toml.read_text()
         for size in ("n = 4096", "n = 1001"):
             text = text.replace(size, f"{size}, trials = 3")
@@ -135,7 +129,7 @@ class TestKeywords:
             ("served", "has no size 'served'"),
         ],
     )
-    def test_an_unknown_word(self, scale_toml: Path, word: str, said: str) -> None:
+    def test_an_unknown_word(self, scale_toml, word, said):
         with pytest.raises(autotile.ProblemError, match=said):
             autotile.tune(scale_toml, n=N, **{word: 3})
 
@@ -159,17 +153,17 @@ class TestKeywords:
             ({"l2": "warm"}, "l2 is 'warm'"),
         ],
     )
-    def test_values_that_cannot_be_used(self, scale_toml: Path, given: dict[str, Any], said: str) -> None:
+    def test_values_that_cannot_be_used(self, scale_toml, given, said):
         given = dict(given)
         with pytest.raises(autotile.InputError, match=said):
             autotile.tune(scale_toml, given.pop("sizes", None), n=N, **given)
 
-    def test_of_an_operation(self) -> None:
+    def test_of_an_operation(self):
         with pytest.raises(autotile.ProblemError, match=r"matmul has no size 'trails', .* did you mean 'trials'"):
             autotile.tune("matmul", M=8, N=8, K=8, trails=3)
 
 
-def test_other_functions_take_them_too(scale_toml: Path, recording: Path) -> None:
+def test_other_functions_take_them_too(scale_toml, recording):
     with autotile.session(scale_toml, n=N, replay=recording, discard=False) as session:
         assert session.evaluate({"THREADS": 64, "WORK": 1})
     calls = (
@@ -189,7 +183,7 @@ def test_other_functions_take_them_too(scale_toml: Path, recording: Path) -> Non
         autotile.tune_family(scale_toml, n="1..8", points=0)
 
 
-def test_every_option_of_the_command_line_is_a_keyword() -> None:
+def test_every_option_of_the_command_line_is_a_keyword():
     _, described = describe("api.tuning.tune")
     own = set(inspect.signature(autotile.tune).parameters)
     options = {one.name for one in described} - own
@@ -218,7 +212,7 @@ def test_every_option_of_the_command_line_is_a_keyword() -> None:
         ({"transfer": False, "spend": True, "l2": "hot"}, {"transfer": False, "spend": True, "l2": "hot"}),
     ],
 )
-def test_values_are_read_as_on_the_command_line(given: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_values_are_read_as_on_the_command_line(given, fields):
     options = targets.session_options(given=given)
     assert {name: getattr(options, name) for name in fields} == fields
 

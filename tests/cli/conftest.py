@@ -1,17 +1,16 @@
 """The command line as its users run it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from answers import Answer, Run
+from answers import Answer
 from typer.testing import CliRunner
 
 from autotile.cli.application import app
 
 
 @pytest.fixture
-def run() -> Run:
+def run():
     """Run a command; anything raised but an exit fails the test."""
 
     def command(*given: str | Path) -> Answer:
@@ -23,13 +22,13 @@ def run() -> Run:
 
 
 @pytest.fixture
-def tune(run: Run, scale_toml: Path, recording: Path) -> Run:
+def tune(run, scale_toml, recording):
     """Tune the tiny kernel by replay."""
     return lambda *words: run("tune", scale_toml, "n=1048576", f"--replay={recording}", *words)
 
 
 @pytest.fixture
-def written(scale_toml: Path, recording: Path, tmp_path: Path) -> Callable[[str], list[str]]:
+def written(scale_toml, recording, tmp_path):
     """Split a command into words; those in capitals stand for files, for no text and for 5,000 digits."""
     names = {"KERNEL": scale_toml, "RECORDING": recording, "NINES": "9" * 5000, "OUT": tmp_path}
     names |= {name: tmp_path / file for name, file in (("DATABASE", "tuning.db"), ("OTHER", "other.db"))}

@@ -7,14 +7,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from answers import Run
 from child_python import python
 from typer.testing import CliRunner
 
@@ -195,7 +193,7 @@ def test_a_group_alone_shows_its_help_and_the_program_its_version(run):
 
 class TestCrash:
     @pytest.fixture
-    def crash(self, run, monkeypatch, tmp_path) -> Callable[..., Any]:
+    def crash(self, run, monkeypatch, tmp_path):
         """Run a command that raises an exception; reports are written below the test's folder."""
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -295,7 +293,7 @@ def test_a_tab_completes_a_word(typed, offered):
     assert offered in CliRunner().invoke(app, prog_name="autotile", env=typing).stdout.split()
 
 
-def test_the_source_says_what_the_function_does_and_the_first_sentence_is_the_help() -> None:
+def test_the_source_says_what_the_function_does_and_the_first_sentence_is_the_help():
     """The derivation reads the source; what it finds is the signature of the function that is then called."""
     for path in sorted({command.function for command in COMMANDS.values()}):
         module, _, name = path.rpartition(".")
@@ -322,7 +320,7 @@ def test_the_source_says_what_the_function_does_and_the_first_sentence_is_the_he
     assert in_options("With ``output`` and ``keep_gpus``; ``BM``.", flags) == "With -o and --keep-gpu; BM."
 
 
-def test_options_have_their_form() -> None:
+def test_options_have_their_form():
     for function, name, form, options in (
         ("api.results.best", "library", "", ["--library/--no-library"]),
         ("api.exchange.export", "output", "-o --output FILE", ["-o", "--output"]),
@@ -377,9 +375,7 @@ def test_an_option_that_is_written_as_in_python_is_recognized(run):
         (["list"], {}),
     ],
 )
-def test_the_workers_of_a_session_start_with_the_command_line(
-    words: list[str], early: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_workers_of_a_session_start_with_the_command_line(words, early, monkeypatch, tmp_path):
     started: list[str] = []
     monkeypatch.setattr("autotile.workers.child.start_early", lambda module, place="": started.append(module))
     monkeypatch.setattr("autotile.settings.available_cores", lambda: 5)
@@ -400,20 +396,20 @@ class TestMissingSizes:
     """They are taken from the file of the kernel or of the operation, which is said."""
 
     @pytest.fixture
-    def scale_toml(self, scale_toml: Path) -> Path:
+    def scale_toml(self, scale_toml):
         """Return the tiny kernel with the recorded size as its default."""
         scale_toml.write_text(scale_toml.read_text().replace("n = 4096", "n = 1048576"))
         return scale_toml
 
     @pytest.fixture
-    def tuned(self, run: Run, scale_toml: Path, recording: Path) -> Path:
+    def tuned(self, run, scale_toml, recording):
         answer = run("tune", scale_toml, "--replay", recording)
         assert answer.code == 0
         assert SAID in answer.err
         assert "scale n=1048576 float32 on NVIDIA H200 (replayed)" in answer.out
         return scale_toml
 
-    def test_where_it_is_tuned(self, run: Run, tuned: Path, recording: Path, tmp_path: Path) -> None:
+    def test_where_it_is_tuned(self, run, tuned, recording, tmp_path):
         bundle, plan = tmp_path / "b.bundle", tmp_path / "plan.toml"
         assert run("export", "--format", "bundle", tuned, "-o", bundle).code == 0
         tiers = []
@@ -438,7 +434,7 @@ class TestMissingSizes:
         assert answer.code == 0
         assert [one["problem"] for one in answer.document["problems"]] == [{"n": 1048576}]
 
-    def test_on_a_gpu_only(self, run: Run, scale_toml: Path) -> None:
+    def test_on_a_gpu_only(self, run, scale_toml):
         for words in (
             ["export", scale_toml, "--format", "recording", "--sample", "1"],
             ["verify", scale_toml.with_name("scale.cu"), "--like", scale_toml],
@@ -446,7 +442,7 @@ class TestMissingSizes:
         ):
             assert "needs the size" not in run(*words).err
 
-    def test_functions(self, tuned: Path, recording: Path) -> None:
+    def test_functions(self, tuned, recording):
         found = autotile.tune(tuned, options=autotile.TuneOptions(replay=recording, trials=1))
         assert found.problem.sizes == {"n": 1048576}
         assert found.notices[0] == SAID
@@ -459,7 +455,7 @@ class TestMissingSizes:
             assert session.evaluate({"THREADS": 64, "WORK": 1})
 
 
-def test_sizes_may_be_given_in_part(run: Run, tmp_path: Path) -> None:
+def test_sizes_may_be_given_in_part(run, tmp_path):
     for words in (
         ("tune", "sgemm_2d", "M=4096", "--trials", "1", "--finals", "0", "--json"),
         *((command, "sgemm_2d", "M=4096", "--device", "h200", "--json") for command in ("space", "explain")),

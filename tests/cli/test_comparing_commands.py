@@ -1,11 +1,8 @@
 """`diff`, `merge` and `clean`: what they show, and that no trial and no winner is lost."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
-from answers import Run
 from stored_runs import Book, add_trial, change_file, end_run, start_run, timed
 
 from autotile.core.model import Outcome, Trial
@@ -19,7 +16,7 @@ OTHER = {"THREADS": 32, "WORK": 1}
 
 
 class TestDiff:
-    def test_what_only_one_has_and_what_differs(self, book: Any, run: Run) -> None:
+    def test_what_only_one_has_and_what_differs(self, book, run):
         a, b = book("a.db"), book("b.db")
         for side in (a, b):
             side.put(1024, FAST, 10.0)
@@ -42,7 +39,7 @@ class TestDiff:
         assert "A is faster" in text
         assert "1 problem" in text
 
-    def test_the_same_problem_under_another_key(self, book: Any, run: Run) -> None:
+    def test_the_same_problem_under_another_key(self, book, run):
         a, b = book("a.db"), book("b.db")
         a.put(1024, FAST, 10.0)
         b.put(1024, FAST, 10.0, nvrtc_version="12.0")
@@ -50,7 +47,7 @@ class TestDiff:
         assert [entry["differs"] for entry in answer["only_a"] + answer["only_b"]] == [["nvrtc_version"]] * 2
         assert "nvrtc_version" in run("db", "diff", a.path, b.path).out
 
-    def test_files_of_winners_and_what_is_not_there(self, book: Any, run: Run, tmp_path: Path) -> None:
+    def test_files_of_winners_and_what_is_not_there(self, book, run, tmp_path):
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         with Database.open(a.path) as database:
@@ -63,7 +60,7 @@ class TestDiff:
 
 
 class TestMerge:
-    def test_every_trial_is_there_once_also_in_one_of_them(self, book: Any, run: Run) -> None:
+    def test_every_trial_is_there_once_also_in_one_of_them(self, book, run):
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0, SLOW, OTHER)
         b.put(1024, FAST, 10.0, OTHER)
@@ -78,7 +75,7 @@ class TestMerge:
         assert a.trials() == both
 
     @pytest.mark.parametrize("faster_first", [True, False])
-    def test_the_faster_is_served_where_the_intervals_say_so(self, book: Any, run: Run, faster_first: bool) -> None:
+    def test_the_faster_is_served_where_the_intervals_say_so(self, book, run, faster_first):
         """Whichever session was the newer."""
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         sessions = [(a, FAST, 10.0), (b, SLOW, 12.0)]
@@ -90,7 +87,7 @@ class TestMerge:
         assert (study["served"]["config"], study["other"]["config"]) == (FAST, SLOW)
         assert out.served(1024) == FAST
 
-    def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book: Any, run: Run) -> None:
+    def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book, run):
         """An older session that is merged later does not replace it."""
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
@@ -107,7 +104,7 @@ class TestMerge:
         assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
         assert out.served(1024) == OTHER
 
-    def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book: Any, run: Run) -> None:
+    def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book, run):
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         a.put(1024, FAST, 10.0)
         future = "2140-01-01T00:00:00.000000+00:00"
@@ -123,7 +120,7 @@ class TestMerge:
         assert run("db", "merge", a.path, "-o", out.path).code == 0
         assert out.served(1024) == OTHER
 
-    def test_old_finals_that_were_deleted_return_as_old_ones(self, book: Any, run: Run, tmp_path: Path) -> None:
+    def test_old_finals_that_were_deleted_return_as_old_ones(self, book, run, tmp_path):
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         whole = tmp_path / "whole.db"
@@ -136,7 +133,7 @@ class TestMerge:
         assert run("db", "merge", whole, "-o", a.path).code == 0
         assert a.served(1024) == SLOW
 
-    def test_what_was_refused_stays_refused(self, book: Any, run: Run) -> None:
+    def test_what_was_refused_stays_refused(self, book, run):
         """A refusal may be copied before the trial that it refuses."""
         a, b, out = book("a.db"), book("b.db"), book("out.db")
         b.put(1024, FAST, 10.0)
@@ -152,7 +149,7 @@ class TestMerge:
             assert run("db", "merge", *(side.path for side in order), "-o", out.path).code == 0
             assert out.served(1024) == SLOW
 
-    def test_a_run_that_was_killed_in_one_and_has_ended_in_the_other(self, book: Any, run: Run, tmp_path: Path) -> None:
+    def test_a_run_that_was_killed_in_one_and_has_ended_in_the_other(self, book, run, tmp_path):
         a = book("a.db")
         a.put(1024, FAST, 10.0)
         copy = tmp_path / "copy.db"
@@ -164,9 +161,7 @@ class TestMerge:
             assert database.best()[0].confirmed
             assert len(database.runs(1)) == 2
 
-    def test_a_source_that_is_missing_and_a_target_that_is_something_else(
-        self, book: Any, run: Run, tmp_path: Path
-    ) -> None:
+    def test_a_source_that_is_missing_and_a_target_that_is_something_else(self, book, run, tmp_path):
         """Nothing is begun before all of them are there."""
         mine: Book = book("a.db")
         mine.put(1024, FAST, 10.0)
@@ -181,7 +176,7 @@ class TestMerge:
 
 class TestClean:
     @pytest.fixture
-    def mine(self, book: Any, scale_toml: Path) -> Book:
+    def mine(self, book, scale_toml):
         """The user's own database: this version and another one, two GPUs, an old session."""
         mine: Book = book("tuning.db")
         mine.put(1024, FAST, 10.0, SLOW, OTHER)
@@ -192,13 +187,13 @@ class TestClean:
         change_file(mine.path, f"UPDATE trials SET created_at = '{long_ago}' WHERE study_id = 4")
         return mine
 
-    def test_two_versions_do_not_read_alike(self, mine: Book, run: Run) -> None:
+    def test_two_versions_do_not_read_alike(self, mine, run):
         for words in (["list"], ["trials", "scale"]):
             shown = run(*words).out
             assert ["n=1024 float32 (study 1)" in shown, "n=1024 float32 (study 3)" in shown] == [True, True]
             assert "(study 2)" not in shown
 
-    def test_a_dry_run_changes_nothing(self, mine: Book, run: Run) -> None:
+    def test_a_dry_run_changes_nothing(self, mine, run):
         before = mine.trials()
         answer = run("db", "clean", "--older-than", "90d", "--keep-gpu", "h200", "--dry-run", "--json").document
         assert mine.trials() == before
@@ -209,7 +204,7 @@ class TestClean:
         ]
         assert "would be deleted" in run("db", "clean", "--older-than", "90d", "--dry-run").out
 
-    def test_old_trials_go_and_their_winner_where_it_is_meant(self, mine: Book, run: Run) -> None:
+    def test_old_trials_go_and_their_winner_where_it_is_meant(self, mine, run):
         count = len(mine.trials())
         assert run("db", "clean", "--older-than", "90d").code == 0
         assert len(mine.trials()) == count - 2
@@ -221,7 +216,7 @@ class TestClean:
             assert len(database.studies()) == 3
             assert check_database(database).ok
 
-    def test_other_gpus_but_not_by_a_slip_in_a_name_or_in_a_date(self, mine: Book, run: Run) -> None:
+    def test_other_gpus_but_not_by_a_slip_in_a_name_or_in_a_date(self, mine, run):
         before = mine.trials()
         run("db", "clean", "--keep-gpu", "h2000", "--winners").is_refused(
             "nearest: h200", "the database holds results of NVIDIA A100-SXM4-80GB, NVIDIA H200"
@@ -232,7 +227,7 @@ class TestClean:
         assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
         assert mine.served(1024, gpu="a100") is None
 
-    def test_other_versions(self, mine: Book, run: Run, scale_toml: Path) -> None:
+    def test_other_versions(self, mine, run, scale_toml):
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
         assert [(study["reasons"], study["trials"], study["of"]) for study in answer["studies"]] == [
             (["other version"], 2, 3)
@@ -240,7 +235,7 @@ class TestClean:
         assert mine.served(1024, template_hash="0" * 64) == OTHER
         assert mine.served(1024) == FAST
 
-    def test_what_a_session_needs_that_is_under_way(self, mine: Book, run: Run) -> None:
+    def test_what_a_session_needs_that_is_under_way(self, mine, run):
         with Database.open(mine.path) as database:
             study = database.study(mine.key(64, "a100"), None)
             session = start_run(database, study, sampler="random")
@@ -248,7 +243,7 @@ class TestClean:
             add_trial(database, study, session, timed(SLOW, 1.0))
             assert len(database.trials(study)) == 1
 
-    def test_a_database_that_is_not_there(self, run: Run) -> None:
+    def test_a_database_that_is_not_there(self, run):
         answer = run("db", "clean", "--older-than", "2026-01-31")
         assert answer.code == 0
         assert "nothing to delete" in answer.out

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -15,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from postgresql_server import PostgresqlServer
 from sqlalchemy import text
 from stored_runs import change
 
@@ -53,7 +50,7 @@ READABLE = LOCATIONS[:4]
 
 
 @pytest.fixture(params=LOCATIONS)
-def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def location(request, tmp_path, monkeypatch):
     """A location that cannot be opened, in an empty current folder that stays empty."""
     monkeypatch.setitem(sys.modules, "psycopg", None)
     folder = tmp_path / "empty"
@@ -62,9 +59,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     return str(request.param)
 
 
-def test_an_error_shows_no_password_and_leaves_nothing(
-    run: Run, location: str, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_shows_no_password_and_leaves_nothing(run, location, scale_toml, recording, monkeypatch):
     for words in (
         ("db", "diff", location, location),
         ("db", "merge", location, "-o", "team.db"),
@@ -108,7 +103,7 @@ _MISSPELT = st.one_of(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(location=_MISSPELT)
 @example(location=f"sqlite:///team.db@:{SECRET}?@h")
-def test_no_misspelling_shows_the_password(run: Run, monkeypatch: Any, tmp_path: Path, location: str) -> None:
+def test_no_misspelling_shows_the_password(run, monkeypatch, tmp_path, location):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     monkeypatch.setitem(sys.modules, "psycopg2", None)
@@ -130,7 +125,7 @@ def test_no_misspelling_shows_the_password(run: Run, monkeypatch: Any, tmp_path:
         assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_silent_server_is_said_to_be_waited_for_and_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_said_to_be_waited_for_and_is_given_up_soon(monkeypatch):
     pytest.importorskip("psycopg")
 
     def run_to_the_end(words: str) -> None:
@@ -153,9 +148,7 @@ def test_a_silent_server_is_said_to_be_waited_for_and_is_given_up_soon(monkeypat
         list(side_by_side.map(run_to_the_end, commands))
 
 
-def test_what_cannot_be_a_database_is_refused_in_words(
-    run: Run, tune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_a_database_is_refused_in_words(run, tune, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("loop.db").symlink_to("loop.db")
@@ -183,7 +176,7 @@ ROLES = ("autotile_owner", "autotile_tuner", "autotile_reader")
 
 
 @pytest.fixture(scope="module")
-def roles(postgresql: PostgresqlServer) -> Iterator[PostgresqlServer]:
+def roles(postgresql):
     """The server with the roles that the guide's SQL creates, in a database of its own."""
     postgresql.execute("CREATE DATABASE team")
     (block,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -194,7 +187,7 @@ def roles(postgresql: PostgresqlServer) -> Iterator[PostgresqlServer]:
 
 
 @pytest.fixture
-def url(roles: PostgresqlServer, tune: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def url(roles, tune, monkeypatch):
     """Return a function that returns the URL of a role; the owner has created the tables, and the tuner has tuned."""
     monkeypatch.setenv("PGPASSWORD", roles.password)
 
@@ -207,9 +200,7 @@ def url(roles: PostgresqlServer, tune: Run, monkeypatch: pytest.MonkeyPatch) -> 
     return of_role
 
 
-def test_a_reader_serves_and_writes_nothing(
-    roles: PostgresqlServer, url: Any, run: Run, scale_toml: Path, tmp_path: Path
-) -> None:
+def test_a_reader_serves_and_writes_nothing(roles, url, run, scale_toml, tmp_path):
     reader, start = url("reader"), len(roles.log())
     for words in (
         ("best", scale_toml, "n=1048576"),
@@ -230,9 +221,7 @@ def test_a_reader_serves_and_writes_nothing(
     assert (kernel.choice.tier, roles.password in kernel.explain()) == ("exact", False)
 
 
-def test_what_a_role_may_not_do_is_said_without_its_password(
-    roles: PostgresqlServer, url: Any, run: Run, tune: Run
-) -> None:
+def test_what_a_role_may_not_do_is_said_without_its_password(roles, url, run, tune):
     for words in (
         ("tune", "matmul_naive", "M=64", "N=64", "K=64", "--replay", f"--db={url('reader')}"),
         ("db", "clean", "--older-than", "0d", f"--db={url('reader')}"),
@@ -249,7 +238,7 @@ def test_what_a_role_may_not_do_is_said_without_its_password(
     assert "reading needs SELECT" in refused.err.replace("\n", " ")
 
 
-def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url: str) -> None:
+def test_an_upgrade_that_gets_no_lock_changes_nothing_and_says_why(server_url):
     with Database.open(server_url) as database:
         change(
             database,  # back to the schema before the newest
@@ -282,7 +271,7 @@ WITH_PASSWORD = (
 
 
 @pytest.mark.parametrize("url", [*WITHOUT_PASSWORD, *WITH_PASSWORD])
-def test_what_may_hold_a_password_is_refused_on_the_command_line(run: Run, url: str) -> None:
+def test_what_may_hold_a_password_is_refused_on_the_command_line(run, url):
     may_hold_one = url in WITH_PASSWORD
     for option in (("--db", url), (f"--db={url}",), ("-o", url), (f"-o{url}",), (f"-o={url}",)):
         answer = run("db", "merge", "a.db", *option, "--json")
@@ -291,9 +280,7 @@ def test_what_may_hold_a_password_is_refused_on_the_command_line(run: Run, url: 
         assert "s3cret" not in answer.out + answer.err
 
 
-def test_no_process_of_a_session_shows_the_password(
-    roles: PostgresqlServer, server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_of_a_session_shows_the_password(roles, server_url, tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTILE_DB", server_url)
     monkeypatch.setenv("PGPASSWORD", roles.password)
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))  # so that a worker has something to compile
@@ -329,7 +316,7 @@ def _read(process: int, name: str) -> str:
         return ""
 
 
-def test_workers_inherit_no_password(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_workers_inherit_no_password(monkeypatch, run):
     monkeypatch.setenv("AUTOTILE_DB", "postgresql://me:s3cret@host/name")
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     assert "s3cret" not in str(worker_environment())

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Run
 from child_python import python
 from msgspec import structs
 from stored_runs import add_trial, record_miss, start_run
@@ -23,7 +22,6 @@ from autotile.core.model import Outcome, Trial
 from autotile.core.text import shown_text
 from autotile.cuda.compiler import CompileJob
 from autotile.database.database import Database
-from autotile.database.keys import TuningKey
 from autotile.database.learned import save_model
 from autotile.errors import DataError
 from autotile.exchange.cpp_header import literal
@@ -51,7 +49,7 @@ def files_below(folder: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in NAMES), ("H200", "../../x")])
-def test_models_are_written_in_their_folder(run: Run, tmp_path: Path, name: str, dtype: str) -> None:
+def test_models_are_written_in_their_folder(run, tmp_path, name, dtype):
     database = stored(tmp_path, name, dtype)
     folder = tmp_path / "deep" / "er" / "out"
     answer = run("export", "matmul", "-o", folder, "--db", database, "--json")
@@ -63,7 +61,7 @@ def test_models_are_written_in_their_folder(run: Run, tmp_path: Path, name: str,
         assert [path.name for path in folder.iterdir()] == ["nvidia-h200.matmul.float32.json"]
 
 
-def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path) -> None:
+def test_a_link_in_the_folder_is_not_followed(run, tmp_path):
     database = stored(tmp_path, "NVIDIA H200")
     target, folder = tmp_path / "precious", tmp_path / "out"
     folder.mkdir()
@@ -75,7 +73,7 @@ def test_a_link_in_the_folder_is_not_followed(run: Run, tmp_path: Path) -> None:
     assert target.read_text() == "kept"
 
 
-def test_an_operation_is_not_named_like_a_path(run: Run, tmp_path: Path) -> None:
+def test_an_operation_is_not_named_like_a_path(run, tmp_path):
     file = tmp_path / "sums.toml"
     for name in ("../sums", "/tmp/sums", "a/b", "..", ".", "", "a\\u0000b", "a\\nb", "x y"):
         file.write_text(
@@ -85,14 +83,14 @@ def test_an_operation_is_not_named_like_a_path(run: Run, tmp_path: Path) -> None
         run("best", file, "ROWS=64", "N=4096", "--device", "h200").is_refused("name")
 
 
-def test_the_kernel_of_a_captured_call_is_a_name(run: Run, tmp_path: Path) -> None:
+def test_the_kernel_of_a_captured_call_is_a_name(run, tmp_path):
     for name in ("../k", "/tmp/k.toml", "a/b", "..", "", "k\n", "k\0"):
         call = {"kernel": name, "source": "", "sizes": {"n": 64}, "dtype": "float32", "scalars": {}, "arrays": {}}
         (tmp_path / "call.json").write_text(json.dumps(call))
         run("tune", "--captured", tmp_path).is_refused("not the document of a captured call")
 
 
-def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder() -> None:
+def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder():
     job = CompileJob("", "", "/k.cu", "k", "sm_90", ())
     request = {"toolchain": "", "key": "", "job": asdict(job), "deadline_s": 1.0}
     assert decode_json(json.dumps({**request, "files": "a" * 64}), CompileRequest).files == "a" * 64
@@ -102,7 +100,7 @@ def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_a_name_stays_in_its_cpp_string(tmp_path: Path) -> None:
+def test_a_name_stays_in_its_cpp_string(tmp_path):
     names = ['a"; int x; //', 'a\nb"', "a\\", "tab\t", "é", "\u2028", "\ud800", "\x7f"]
     texts = list(map(literal, names))
     assert all(text.isprintable() for text in texts)
@@ -123,9 +121,7 @@ def test_a_name_stays_in_its_cpp_string(tmp_path: Path) -> None:
         *("export --format plan --captured", "export --format plan -o"),
     ],
 )
-def test_a_path_that_cannot_be_used_is_an_error_with_words(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_path_that_cannot_be_used_is_an_error_with_words(run, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     for path in ("/dev/null", "/proc/self/mem", "/proc/self/status", "x" * 3000, "loop", "loop/x", "a\0b"):
@@ -144,7 +140,7 @@ def is_plain(text: str) -> bool:
 
 
 @pytest.fixture
-def odd(tmp_path: Path, key: TuningKey) -> Path:
+def odd(tmp_path, key):
     odd_key = structs.replace(key, kernel=ODD, gpu_name=f"GPU {ODD}", sizes={f"N{ODD}": 7}, nvrtc_version=ODD)
     with Database.open(tmp_path / "tuning.db") as database:
         study = database.study(odd_key, None)
@@ -157,7 +153,7 @@ def odd(tmp_path: Path, key: TuningKey) -> Path:
 
 
 @pytest.mark.usefixtures("odd")
-def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Run) -> None:
+def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run):
     for command in (["list"], ["trials", ODD], ["list", "--misses"], ["db", "check"]):
         answer = run(*command)
         assert is_plain(answer.out)
@@ -169,7 +165,7 @@ def test_a_table_is_not_broken_and_the_terminal_sees_no_control(run: Run) -> Non
         assert json.loads(document) is not None
 
 
-def test_what_is_escaped() -> None:
+def test_what_is_escaped():
     assert shown_text("a\nb\t\x1b[0m") == "a b \\x1b[0m"
     assert shown_text("a  \r\n  b\tc") == "a b c"
     assert shown_text("a\r\nb\tc\x00", lines=True) == "a\nb   c\\x00"
@@ -179,7 +175,7 @@ def test_what_is_escaped() -> None:
     assert is_plain(shown_text("".join(map(chr, range(0x3000)))))
 
 
-def test_bad_rows_are_remarked_once_and_listed_and_an_argument_may_be_no_text(run: Run, odd: Path) -> None:
+def test_bad_rows_are_remarked_once_and_listed_and_an_argument_may_be_no_text(run, odd):
     with closing(sqlite3.connect(odd)) as connection, connection:
         connection.execute("UPDATE trials SET config = '[' WHERE id = 1")
     answer = run("trials", ODD, "--json")

@@ -4,9 +4,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from stored_rows import CEILINGS
@@ -113,7 +111,7 @@ class TestDoctor:
 
 
 @pytest.fixture
-def dask() -> None:
+def dask():
     pytest.importorskip("distributed", reason="Dask is not installed (extra `cluster`)")
 
 
@@ -121,7 +119,7 @@ TUNE = ("tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler")
 
 
 @pytest.mark.usefixtures("dask")
-def test_schedulers_that_are_refused(run) -> None:
+def test_schedulers_that_are_refused(run):
     for words in (("worker",), TUNE):
         run(*words, "tcp://node7:8786").is_refused("not encrypted")
     run("worker", "tcp://127.0.0.1:8786", "--replay-seconds", "1").is_refused("--replay")
@@ -129,7 +127,7 @@ def test_schedulers_that_are_refused(run) -> None:
         run(*TUNE, "tcp://127.0.0.1:1", *choice).is_refused("to choose a model, name it")
 
 
-def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dask_the_error_names_the_extra(run, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("autotile.tuning.cluster.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -140,7 +138,7 @@ def test_without_dask_the_error_names_the_extra(run, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("dask")
-def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_offers_what_it_has(monkeypatch):
     from autotile.api import devices
     from autotile.errors import InputError, ToolchainError
     from autotile.tuning.cluster import worker as cluster_worker
@@ -172,7 +170,7 @@ def test_a_machine_offers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch, dask: None) -> None:
+def patience(monkeypatch, dask):
     """Let nobody wait long for a scheduler."""
     from autotile.tuning.cluster import connection
     from autotile.tuning.cluster import worker as cluster_worker
@@ -184,7 +182,7 @@ def patience(monkeypatch: pytest.MonkeyPatch, dask: None) -> None:
 
 
 @pytest.fixture(params=["nothing", "something silent", "a talker"])
-def no_scheduler(request: pytest.FixtureRequest) -> Iterator[str]:
+def no_scheduler(request):
     """Address of this machine at which no scheduler answers."""
     if request.param == "nothing":
         with socket.socket() as held:  # bound, and it does not listen: nobody else gets the port
@@ -201,7 +199,7 @@ def no_scheduler(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("patience")
-def test_without_a_scheduler_they_say_so_and_end(run, scale_toml: Path, recording: Path, no_scheduler: str) -> None:
+def test_without_a_scheduler_they_say_so_and_end(run, scale_toml, recording, no_scheduler):
     answer = run("worker", no_scheduler, "--replay", recording)
     assert answer.code == 2
     waiting, error = answer.err.splitlines()
@@ -213,7 +211,7 @@ def test_without_a_scheduler_they_say_so_and_end(run, scale_toml: Path, recordin
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(tmp_path_factory):
     """Folder with a certificate and its key, and with the keys of others, one of them with a password."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
@@ -233,9 +231,7 @@ FAULTS += [(name, fault) for name in NAMES if "key" in name for fault in ("other
 
 @pytest.mark.usefixtures("dask")
 @pytest.mark.parametrize("case", FAULTS)
-def test_an_error_of_certificates_names_the_file(
-    run, scale_toml: Path, tmp_path: Path, certificate: Path, case: tuple[str, str]
-) -> None:
+def test_an_error_of_certificates_names_the_file(run, scale_toml, tmp_path, certificate, case):
     import dask.config
 
     name, fault = case

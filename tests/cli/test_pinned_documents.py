@@ -8,12 +8,10 @@ import html
 import json
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Run
 from stored_runs import record_miss
 
 from autotile.cli import commands
@@ -111,9 +109,7 @@ def missing(pinned: Any, found: Any, at: str = "") -> list[str]:
 
 
 @pytest.mark.usefixtures("own_recordings")
-def test_keys_and_kinds_stay(
-    run: Run, written: Callable[[str], list[str]], scale_toml: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_keys_and_kinds_stay(run, written, scale_toml, tmp_path, request):
     """Each result is one line, too, and HTML with all that its command shows; and it can be pickled."""
     monkeypatch, show, results = request.getfixturevalue("monkeypatch"), commands.show, list[Any]()
     monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
@@ -142,7 +138,7 @@ def test_keys_and_kinds_stay(
     assert {name: lines for name, lines in lost.items() if lines} == {}
 
 
-def test_what_is_missed() -> None:
+def test_what_is_missed():
     """The comparison notices a key that went, a value of another kind and another code."""
     pinned = {"code": 0, "document": {"a": shape([{"x": 1}, {"x": None, "y": "t"}]), "b": shape(True)}}
     assert missing(pinned, pinned) == []

@@ -117,7 +117,7 @@ WAITING = "the scheduler does not answer; it is waited for"
 
 
 @pytest.mark.parametrize("name", ["tune", "plan"])
-def test_a_terminal_shows_what_a_session_waits_for_and_elsewhere_a_line_says_so_at_once(name: str) -> None:
+def test_a_terminal_shows_what_a_session_waits_for_and_elsewhere_a_line_says_so_at_once(name):
     console = terminal(200)
     display, state = DISPLAYS[name](console)
     with display as observe:
@@ -136,7 +136,7 @@ class TestClosing:
 
     @pytest.mark.parametrize("name", DISPLAYS)
     @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-    def test_the_picture_ends_with_its_block(self, name: str, error: type[BaseException] | None) -> None:
+    def test_the_picture_ends_with_its_block(self, name, error):
         console, before = terminal(), {*threading.enumerate()}
         display, state = DISPLAYS[name](console)
         ending = pytest.raises(error, match="it ends early") if error is not None else nullcontext()
@@ -152,7 +152,7 @@ class TestClosing:
         assert settles(lambda: {*threading.enumerate()} <= before)
 
     @pytest.mark.parametrize("name", ["family", "operation", "plan"])
-    def test_one_picture_serves_all_sessions(self, name: str) -> None:
+    def test_one_picture_serves_all_sessions(self, name):
         console, before = terminal(), {*threading.enumerate()}
         display, _ = DISPLAYS[name](console)
         with display as observe:
@@ -168,9 +168,7 @@ class TestSchedules:
     """Sessions in a schedule are told apart."""
 
     @pytest.mark.parametrize(("name", "of"), [("family", "tuning point"), ("operation", "round")])
-    def test_each_session_has_a_heading_and_of_those_at_the_same_time_the_last_is_shown(
-        self, name: str, of: str
-    ) -> None:
+    def test_each_session_has_a_heading_and_of_those_at_the_same_time_the_last_is_shown(self, name, of):
         console = elsewhere()
         display, _ = DISPLAYS[name](console)
         for number, phase in [(1, "starting"), (2, "starting"), (1, "searching"), (2, "searching")]:
@@ -182,7 +180,7 @@ class TestSchedules:
             *(f"{of} 2 of 2", "starting", "searching"),
         ]
 
-    def test_the_end_of_a_problem_of_a_plan_is_said(self) -> None:
+    def test_the_end_of_a_problem_of_a_plan_is_said(self):
         console = elsewhere()
         display = TuneProgress(console)
         display(STEPS["plan"](1))
@@ -190,7 +188,7 @@ class TestSchedules:
         display(replace(ended, path=(Place("problem", 1, 2, ended=1),)))
         assert console.file.getvalue() == f"1 of 2: {PROBLEM}: failed: it does not fit\n"
 
-    def test_a_terminal_shows_all_problems_that_run(self) -> None:
+    def test_a_terminal_shows_all_problems_that_run(self):
         console = terminal(200)
         with TuneProgress(console) as display:
             display(STEPS["plan"](1))
@@ -205,7 +203,7 @@ class TestThrottling:
     """Elsewhere than on a terminal, a line is printed at most every 15 seconds, and as a phase begins."""
 
     @pytest.fixture
-    def clock(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    def clock(self, monkeypatch):
         now = SimpleNamespace(s=1000.0)
         monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now.s))
         return now
@@ -215,7 +213,7 @@ class TestThrottling:
         return len(console.file.getvalue().splitlines())
 
     @pytest.mark.parametrize("name", ["tune", "family", "operation", "sweep"])
-    def test_lines_of_a_phase(self, clock: SimpleNamespace, name: str) -> None:
+    def test_lines_of_a_phase(self, clock, name):
         console = elsewhere()
         observe, state = DISPLAYS[name](console)
         headings = 1 if name in {"family", "operation"} else 0
@@ -227,7 +225,7 @@ class TestThrottling:
         assert counts == [1, 1, 2, 2, 3, 4, 4, 5]
 
     @pytest.mark.parametrize("name", ["count", "plan"])
-    def test_lines_of_a_whole(self, clock: SimpleNamespace, name: str) -> None:
+    def test_lines_of_a_whole(self, clock, name):
         console = elsewhere()
         observe, state = DISPLAYS[name](console)
         counts = []
@@ -237,7 +235,7 @@ class TestThrottling:
             counts.append(self.printed(console))
         assert counts == [0, 0, 1, 1, 1, 2, 2]
 
-    def test_a_line_of_a_whole_says_how_much_time_is_left(self, clock: SimpleNamespace) -> None:
+    def test_a_line_of_a_whole_says_how_much_time_is_left(self, clock):
         console = elsewhere(width=40)
         observe, _ = DISPLAYS["count"](console)
         for done in range(1, 11):
@@ -246,7 +244,7 @@ class TestThrottling:
         (line,) = console.file.getvalue().splitlines()  # however narrow the console is
         assert line == "compiling 8/100, 3 cannot be launched, 16.0 s elapsed, about 3 min 04 s left"
 
-    def test_a_line_of_a_plan_has_no_target_below_what_was_tried(self, clock: SimpleNamespace) -> None:
+    def test_a_line_of_a_plan_has_no_target_below_what_was_tried(self, clock):
         console = elsewhere()
         observe, _ = DISPLAYS["plan"](console)
         clock.s = 1031.0

@@ -1,12 +1,9 @@
 """Input that commands refuse: a message and exit code 2, and nothing but the message is printed."""
 
 import socket
-from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 
 import pytest
-from answers import Run
 
 from autotile.exchange.recording import read_recording_header
 from autotile.tuning.result import Recorded
@@ -152,7 +149,7 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         ("db clean --older-than 2026-13-01", "cannot be read"),
     ],
 )
-def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[str]], command: str, said: str) -> None:
+def test_bad_input_is_a_message_and_2(run, written, command, said):
     run(*written(command), "--json").is_refused(said)
 
 
@@ -194,23 +191,21 @@ def test_bad_input_is_a_message_and_2(run: Run, written: Callable[[str], list[st
         (f"{BUNDLE} --db nowhere.db", "there is no database nowhere.db"),
     ],
 )
-def test_where_a_problem_is_tuned(
-    run: Run, written: Callable[[str], list[str]], tmp_path: Path, command: str, said: str
-) -> None:
+def test_where_a_problem_is_tuned(run, written, tmp_path, command, said):
     before = {path.name for path in tmp_path.iterdir()}
     run(*written(command)).is_refused(said.replace("DATABASE", str(tmp_path / "tuning.db")))
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("tuning.db")} <= before
 
 
-def test_a_problem_beyond_any_memory(run: Run) -> None:
+def test_a_problem_beyond_any_memory(run):
     answer = run("tune", "matmul_naive", *[f"{name}=2147483647" for name in "MNK"], "--replay")
     answer.is_refused()
     assert "no recording" in answer.err or "GiB" in answer.err
 
 
 def test_recording_needs_a_gpu_and_is_130_and_one_document_if_it_is_interrupted(
-    run: Run, scale_toml: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run, scale_toml, recording, monkeypatch
+):
     words = ("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
     monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
     run(*words).is_refused("no CUDA device 0 on this machine")
@@ -222,7 +217,7 @@ def test_recording_needs_a_gpu_and_is_130_and_one_document_if_it_is_interrupted(
     assert "7 configurations measured; the same command goes on" in answer.document["error"]["message"]
 
 
-def test_watch_says_how_to_end_it_only_where_it_serves(run: Run) -> None:
+def test_watch_says_how_to_end_it_only_where_it_serves(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         answer = run("watch", "--port", port)

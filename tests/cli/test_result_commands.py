@@ -198,7 +198,7 @@ class TestExchange:
 
 
 @pytest.mark.usefixtures("tuned")
-def test_a_bundle_is_made_and_looked_into(run: Run, scale_toml: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_made_and_looked_into(run, scale_toml, tmp_path):
     path = tmp_path / "app.autotile"
     answer = run("export", "--format", "bundle", scale_toml, "-o", path, "--json")
     assert answer.code == 0
@@ -218,7 +218,7 @@ def test_a_bundle_is_made_and_looked_into(run: Run, scale_toml: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("tuned")
-def test_a_header_is_written_with_its_cubins(run: Run, scale_toml: Path, tmp_path: Path) -> None:
+def test_a_header_is_written_with_its_cubins(run, scale_toml, tmp_path):
     path = tmp_path / "include" / "scale.hpp"
     made = run("export", scale_toml, "--format", "c-header", "-o", path, "--json").document
     assert (made["namespace"], made["problems"], len(made["cubins"])) == ("autotile::scale", 1, 2)
@@ -238,7 +238,7 @@ H200 = "NVIDIA H200"
 
 
 @pytest.fixture
-def study(book: Any, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def study(book, scale_toml, monkeypatch):
     """Store a study: its winner first, every configuration with its time."""
     monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
     return book("tuning.db").rank
@@ -254,7 +254,7 @@ def only_row(run: Run) -> dict[str, Any]:
     return row
 
 
-def test_misses_of_the_default_cost_as_elsewhere_on_this_gpu(study: Any, run: Run) -> None:
+def test_misses_of_the_default_cost_as_elsewhere_on_this_gpu(study, run):
     """Half as slow again at one tuned problem and as fast at another: a quarter lost, of a time that grows with n."""
     study(1024, (FAST, 10.0), (DEFAULT, 15.0))
     study(2048, (DEFAULT, 20.0), (SLOW, 21.0))
@@ -266,21 +266,21 @@ def test_misses_of_the_default_cost_as_elsewhere_on_this_gpu(study: Any, run: Ru
     assert "about 20 ms" in run("list", "--misses").out
 
 
-def test_misses_of_the_nearest_cost_as_where_each_tuned_problem_is_left_out(study: Any, run: Run) -> None:
+def test_misses_of_the_nearest_cost_as_where_each_tuned_problem_is_left_out(study, run):
     study(1024, (FAST, 10.0), (SLOW, 11.0))
     study(2048, (SLOW, 20.0), (FAST, 26.0))
     miss(4096, "nearest", 10)
     assert only_row(run)["lost_s"] == pytest.approx(10 * 40.0 * ((0.1 + 0.3) / 2) * 1e-6)
 
 
-def test_misses_of_another_gpus_configuration(study: Any, run: Run) -> None:
+def test_misses_of_another_gpus_configuration(study, run):
     study(1024, (FAST, 10.0), (SLOW, 14.0))
     study(2048, (SLOW, 30.0), gpu="a100")
     miss(2048, "transferred", 100)
     assert only_row(run)["lost_s"] == pytest.approx(100 * 20.0 * 0.4 * 1e-6)
 
 
-def test_a_miss_that_was_tuned_since_is_known(study: Any, run: Run) -> None:
+def test_a_miss_that_was_tuned_since_is_known(study, run):
     study(1024, (FAST, 10.0), (DEFAULT, 12.0))
     miss(1024, "default", 50)
     row = only_row(run)
@@ -289,7 +289,7 @@ def test_a_miss_that_was_tuned_since_is_known(study: Any, run: Run) -> None:
     assert "tuned" in run("list", "--misses").out
 
 
-def test_no_cost_of_a_miss_is_made_up_where_too_little_is_tuned(study: Any, run: Run) -> None:
+def test_no_cost_of_a_miss_is_made_up_where_too_little_is_tuned(study, run):
     study(1024, (FAST, 10.0))  # the default was not measured, and no other problem is tuned
     study(1024, (FAST, 10.0), (DEFAULT, 99.0), template_hash="0" * 64)
     for n, tier in ((4096, "default"), (2048, "nearest"), (512, "transferred"), (256, "family")):
@@ -299,7 +299,7 @@ def test_no_cost_of_a_miss_is_made_up_where_too_little_is_tuned(study: Any, run:
     assert {(row["call_us"], row["lost_s"]) for row in run("list", "--misses", "--json").document} == {(None, None)}
 
 
-def test_the_costliest_misses_come_first_and_are_tuned_first(study: Any, run: Run, scale_toml: Path) -> None:
+def test_the_costliest_misses_come_first_and_are_tuned_first(study, run, scale_toml):
     study(1024, (FAST, 10.0), (DEFAULT, 15.0))
     miss(2048, "default", 100)
     miss(65536, "default", 10)
@@ -318,7 +318,7 @@ RECORDING = Path(__file__).parents[2] / "recordings" / "matmul_tiled-nvidia-h200
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory):
     path = tmp_path_factory.mktemp("command") / "session.db"
     store_session(path, Session(trials=40))
     return path
@@ -391,9 +391,7 @@ MARK = "replayed"
 
 
 @pytest.mark.usefixtures("recording", "tuned")
-def test_commands_mark_replayed_times(
-    run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_mark_replayed_times(run, scale_toml, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with autotile.session(scale_toml, n=1048576, db="other.db", replay="scale.npz") as other:
         other.evaluate([{"THREADS": 64, "WORK": 1}, {"THREADS": 128, "WORK": 2}])
@@ -411,7 +409,7 @@ def test_commands_mark_replayed_times(
         assert TIME.search(answer.out) is None or MARK in answer.out, words
 
 
-def test_a_plan_marks_replayed_times(run: Run, scale_toml: Path, recording: Path, tmp_path: Path) -> None:
+def test_a_plan_marks_replayed_times(run, scale_toml, recording, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(f'[[tune]]\nkernel = "{scale_toml}"\nsizes = {{ n = [1048576, 77] }}\ntrials = 3\n')
     answer = run("tune", "--plan", plan, "--replay", recording, "--db", tmp_path / "other.db")
@@ -427,7 +425,7 @@ def test_a_plan_marks_replayed_times(run: Run, scale_toml: Path, recording: Path
 
 
 @pytest.mark.usefixtures("tuned")
-def test_pages_mark_replayed_times(run: Run, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_mark_replayed_times(run, scale_toml, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     empty = tmp_path / "empty.db"
     Database.open(empty).close()
@@ -450,7 +448,7 @@ def test_pages_mark_replayed_times(run: Run, scale_toml: Path, tmp_path: Path, m
     assert all(MARK in row for row in rows if TIME.search(row))
 
 
-def test_contenders_of_an_operation_are_marked_as_replayed() -> None:
+def test_contenders_of_an_operation_are_marked_as_replayed():
     measured = (Contender("first", {}, 10.0, source="replayed"), Contender("second", {}, 11.0))
     choice = Choice("exact", {}, contenders=measured)
     text = explain(Problem("op", {"n": 1}, "float32"), device_profile("h200"), choice)

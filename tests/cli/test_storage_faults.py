@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from answers import Answer, Run
+from answers import Answer
 from child_python import python
 from interrupts import heeded_interrupts
 from small_disk import autotile, on_small_disk
@@ -61,13 +60,13 @@ def refusing(number: int) -> Callable[..., None]:
 
 
 @pytest.fixture
-def words(scale_toml: Path, recording: Path) -> list[str]:
+def words(scale_toml, recording):
     """A command that tries all twelve configurations, in an order that the results decide."""
     return ["tune", str(scale_toml), SIZE, f"--replay={recording}", "--sampler", "tpe", "--workers", "1", "--json"]
 
 
 @pytest.fixture
-def cache_file(run: Run, tuned: Path, scale_toml: Path, tmp_path: Path) -> Path:
+def cache_file(run, tuned, scale_toml, tmp_path):
     """A file of Kernel Tuner's, to import."""
     path = tmp_path / "cache.json"
     assert run("export", scale_toml, SIZE, "--db", tuned, "--format", "kernel-tuner", "-o", path).code == 0
@@ -75,7 +74,7 @@ def cache_file(run: Run, tuned: Path, scale_toml: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def commands(words: list[str], cache_file: Path, scale_toml: Path, tmp_path: Path) -> dict[str, list[str]]:
+def commands(words, cache_file, scale_toml, tmp_path):
     """Every command that opens a database, by name."""
     return {
         "list": ["list"],
@@ -93,7 +92,7 @@ WRITING = ("import", "tune")
 
 
 class TestFullDisk:
-    def test_one_that_fills_while_tuning(self, words: list[str], tmp_path: Path) -> None:
+    def test_one_that_fills_while_tuning(self, words, tmp_path):
         disk, kept = tmp_path / "disk", tmp_path / "kept.db"
         location = disk / "tuning.db"
         tune = autotile(*words, "--db", location, TMPDIR=tmp_path)
@@ -108,7 +107,7 @@ class TestFullDisk:
         assert f'"resumed": {trials},' in resumed[1]
         assert WINNER in resumed[1]
 
-    def test_one_without_room_for_a_database(self, words: list[str], tmp_path: Path) -> None:
+    def test_one_without_room_for_a_database(self, words, tmp_path):
         disk = tmp_path / "disk"
         tune, another = (autotile(*words, "--db", disk / name, TMPDIR=tmp_path) for name in ("a.db", "b.db"))
         small, _, larger, _, *done = on_small_disk(
@@ -120,7 +119,7 @@ class TestFullDisk:
             assert code == 0
             assert '"resumed": 0,' in out
 
-    def test_one_that_filled_up_can_be_read(self, commands: Any, tuned: Path, tmp_path: Path, scale_toml: Path) -> None:
+    def test_one_that_filled_up_can_be_read(self, commands, tuned, tmp_path, scale_toml):
         disk = tmp_path / "disk"
         location = disk / "tuning.db"
         export = ["export", str(scale_toml), SIZE, "--format", "t4", "-o", str(disk / "old.json")]
@@ -146,7 +145,7 @@ class TestFullDisk:
         assert "No space left on device" in refusal(over)
         assert kept == (tmp_path / "t4.json").read_text()
 
-    def test_of_cubins_blames_no_candidate(self, words: list[str], tmp_path: Path) -> None:
+    def test_of_cubins_blames_no_candidate(self, words, tmp_path):
         disk, location = tmp_path / "disk", tmp_path / "tuning.db"
         tune = autotile(*words, "--db", location, AUTOTILE_CACHE=disk)
         full, listed, _, resumed = on_small_disk(
@@ -176,12 +175,12 @@ class TestFullDisk:
             ),
         ],
     )
-    def test_of_the_answer(self, words: str, told: list[str]) -> None:
+    def test_of_the_answer(self, words, told):
         with Path("/dev/full").open("w") as full:
             done = python("-m", "autotile", *words.split(), stdout=full, stderr=subprocess.PIPE)
         assert (done.returncode, done.stderr.splitlines()) == (1, told)
 
-    def test_a_file_that_may_not_grow(self, words: list[str], tmp_path: Path) -> None:
+    def test_a_file_that_may_not_grow(self, words, tmp_path):
         """A limit on the size of files is another error to SQLite, and still one message."""
         location = tmp_path / "tuning.db"
         limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (140_000, 140_000))\n"
@@ -194,8 +193,8 @@ class TestFullDisk:
 
 class TestCubinCache:
     def test_one_that_can_only_be_read_serves_what_it_holds_and_one_must_be_made(
-        self, run: Run, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, run, words, tmp_path, monkeypatch
+    ):
         assert run(*words).code == 0
         monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
         monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refusing(errno.EROFS))
@@ -204,7 +203,7 @@ class TestCubinCache:
         monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "file"))
         assert "set AUTOTILE_CACHE to a folder elsewhere" in refusal(run(*words))
 
-    def test_one_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_that_cannot_be_written(self, tmp_path, monkeypatch):
         cache = CubinCache(tmp_path, 10**6)
         compilation = Compilation(b"cubin", {"f": CompiledFunction("f", Resources(32, 0, 0, 0, 0))})
         monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refusing(errno.EACCES))
@@ -213,7 +212,7 @@ class TestCubinCache:
 
 
 class TestReadOnlyDisk:
-    def test_it_can_be_read_but_not_written(self, commands: dict[str, list[str]], tuned: Path, tmp_path: Path) -> None:
+    def test_it_can_be_read_but_not_written(self, commands, tuned, tmp_path):
         disk = tmp_path / "disk"
         steps = [autotile(*commands[name], "--db", disk / "tuning.db") for name in (*READING, *WRITING)]
         cubins = autotile(*commands["tune"], "--db", tmp_path / "mine.db", AUTOTILE_CACHE=disk)
@@ -224,7 +223,7 @@ class TestReadOnlyDisk:
             assert "cannot write" in refusal(answer)
         assert "cannot create the cubin cache" in refusal(refused)
 
-    def test_a_log_that_was_left_there_is_not_passed_over(self, commands: Any, tuned: Path, tmp_path: Path) -> None:
+    def test_a_log_that_was_left_there_is_not_passed_over(self, commands, tuned, tmp_path):
         """It may hold trials that the file lacks; to read them, SQLite must write."""
         disk = tmp_path / "disk"
         with Database.open(tuned) as database:
@@ -238,7 +237,7 @@ class TestReadOnlyDisk:
 
 
 class TestDamage:
-    def test_it_is_told_and_left_alone_or_kept_aside(self, run: Run, commands: Any, tuned: Path) -> None:
+    def test_it_is_told_and_left_alone_or_kept_aside(self, run, commands, tuned):
         before, damaged = tuned.read_bytes()[:20_000], tuned
         damaged.write_bytes(before)
         for name in ("list", "trials", "best", "export"):
@@ -257,9 +256,7 @@ class TestDamage:
             damaged.write_bytes(before)
 
 
-def test_a_newer_schema_and_another_file_are_left_unchanged(
-    run: Run, commands: dict[str, list[str]], tuned: Path, tmp_path: Path
-) -> None:
+def test_a_newer_schema_and_another_file_are_left_unchanged(run, commands, tuned, tmp_path):
     change_file(tuned, "UPDATE autotile_schema SET version_num = '0099'")
     notes = tmp_path / "notes.txt"
     notes.write_text("remember the milk")
@@ -270,9 +267,7 @@ def test_a_newer_schema_and_another_file_are_left_unchanged(
         assert path.read_bytes() == before
 
 
-def test_a_database_on_a_network_is_kept_without_shared_memory(
-    run: Run, words: list[str], tuned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_on_a_network_is_kept_without_shared_memory(run, words, tuned, monkeypatch):
     for module in ("engine", "database"):
         monkeypatch.setattr(f"autotile.database.{module}.network_file_system", lambda path: "nfs4")
     answer = run(*words, "--db", tuned)
@@ -284,7 +279,7 @@ def test_a_database_on_a_network_is_kept_without_shared_memory(
 
 
 @pytest.fixture
-def session(words: list[str]) -> list[str]:
+def session(words):
     """The command in a process of its own."""
     return [sys.executable, "-m", "autotile", *words]
 
@@ -330,7 +325,7 @@ IN_EXEC = f'exec("import os, signal; {PRESSED}")'
         ("autotile.kernel.library", "space sgemm_2d --json", PRESSED),
     ],
 )
-def test_ctrl_c_while_modules_are_imported(module: str, words: str, press: str) -> None:
+def test_ctrl_c_while_modules_are_imported(module, words, press):
     Database.open(os.environ["AUTOTILE_DB"]).close()
     with heeded_interrupts():
         done = python("-c", INTERRUPTED_IMPORT.format(module=module, words=words.split(), press=press))
@@ -340,13 +335,13 @@ def test_ctrl_c_while_modules_are_imported(module: str, words: str, press: str) 
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "<&- 2>&-"])
-def test_a_session_goes_on_without_standard_error(session: list[str], redirection: str) -> None:
+def test_a_session_goes_on_without_standard_error(session, redirection):
     done = shell(redirection, session)
     assert done.stderr == ""
     went_on(done.returncode, done.stdout)
 
 
-def test_a_session_goes_on_after_the_reader_of_standard_error(session: list[str]) -> None:
+def test_a_session_goes_on_after_the_reader_of_standard_error(session):
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -356,7 +351,7 @@ def test_a_session_goes_on_after_the_reader_of_standard_error(session: list[str]
     went_on(done.returncode, done.stdout)
 
 
-def test_a_live_picture_goes_with_its_terminal(session: list[str]) -> None:
+def test_a_live_picture_goes_with_its_terminal(session):
     parent, terminal = os.openpty()
     process = subprocess.Popen(session, env=child_environment(), stdout=subprocess.PIPE, stderr=terminal, text=True)
     os.close(terminal)
@@ -366,14 +361,14 @@ def test_a_live_picture_goes_with_its_terminal(session: list[str]) -> None:
     went_on(process.returncode, out)
 
 
-def test_an_error_keeps_its_exit_code() -> None:
+def test_an_error_keeps_its_exit_code():
     for redirection in ("2>&-", "2>/dev/full"):
         done = shell(redirection, [sys.executable, "-m", "autotile", "space", "nowhere.toml", "--json"])
         assert (done.returncode, done.stderr) == (2, "")
         assert json.loads(done.stdout)["error"]["kind"] == "UnknownKernelError"
 
 
-def test_an_answer_without_standard_output_is_an_error_after_the_session(session: list[str]) -> None:
+def test_an_answer_without_standard_output_is_an_error_after_the_session(session):
     done = shell(">&-", session)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
@@ -383,7 +378,7 @@ def test_an_answer_without_standard_output_is_an_error_after_the_session(session
     assert stored(os.environ["AUTOTILE_DB"]) == 12
 
 
-def test_ctrl_c_while_the_command_line_is_parsed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_the_command_line_is_parsed(run, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

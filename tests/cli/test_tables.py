@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -130,12 +129,12 @@ def operation_explanation() -> OperationExplanation:
     )
 
 
-def test_a_message_of_several_lines_keeps_them_among_facts() -> None:
+def test_a_message_of_several_lines_keeps_them_among_facts():
     assert drawn(facts([("why", "one\n\ttwo")]), 80) == ["why  one", "         two"]
 
 
 @pytest.mark.parametrize("name", reports())
-def test_a_report_fits_breaks_no_word_and_no_line_ends_in_spaces(name: str) -> None:
+def test_a_report_fits_breaks_no_word_and_no_line_ends_in_spaces(name):
     report = reports()[name]
     words = {word for line in drawn(report, 10_000) for word in line.split() if "─" not in word}
     for width in (80, 120, 10_000):
@@ -155,7 +154,7 @@ class TestListing:
         ("name", f"{RIGHT}count", "long", "note"), [("a", "1", "x " * 20, ""), ("b", "22", "y", "-")], ("long",)
     )
 
-    def test_wide_enough_is_a_table_and_too_long_a_column_moves_below_its_row(self) -> None:
+    def test_wide_enough_is_a_table_and_too_long_a_column_moves_below_its_row(self):
         lines = drawn(self.LISTING, 80)
         assert [line.split()[0] for line in lines[2:]] == ["a", "b"]
         assert lines[0].split() == ["name", "count", "long", "note"]
@@ -169,7 +168,7 @@ class TestListing:
             "  long  y",
         ]
 
-    def test_what_is_empty_is_left_out_below_and_the_first_column_never_moves(self) -> None:
+    def test_what_is_empty_is_left_out_below_and_the_first_column_never_moves(self):
         lines = drawn(self.LISTING, 12)
         assert lines[:3] == ["name   count", "────────────", "a          1"]
         assert not any("note" in line for line in lines)
@@ -185,7 +184,7 @@ class Paragraphs(Result):
         yield "word " * 30
 
 
-def test_titles_paragraphs_and_facts_end_where_they_end() -> None:
+def test_titles_paragraphs_and_facts_end_where_they_end():
     lines = drawn(render(Paragraphs()), 10_000)
     assert lines == ["a title", "", "one", "", ("word " * 30).strip()]
     shown = table("one", "two")
@@ -194,7 +193,7 @@ def test_titles_paragraphs_and_facts_end_where_they_end() -> None:
     assert drawn(facts([("label", ""), ("longer label", "text")]), 80) == ["label", "longer label  text"]
 
 
-def test_a_line_of_colour_keeps_its_words() -> None:
+def test_a_line_of_colour_keeps_its_words():
     stream = io.StringIO()
     shown = table("one", "two")
     shown.add_row("a", "", style="bold red")
@@ -282,14 +281,14 @@ UNTIL = "0.43 % was expected of 128 more trials, less than --until asks for"
         ({"device": structs.replace(H200, source="replayed")}, ["NVIDIA H200 (replayed)"], []),
     ],
 )
-def test_a_result_of_tuning_says(changes: dict[str, Any], said: list[str], unsaid: list[str]) -> None:
+def test_a_result_of_tuning_says(changes, said, unsaid):
     text = "\n".join(shown(replace(RESULT, **changes), width=200))
     assert [words for words in said if words not in text] == []
     assert [words for words in unsaid if words in text] == []
 
 
 class TestTuneTable:
-    def test_winner_and_default_stand_side_by_side(self) -> None:
+    def test_winner_and_default_stand_side_by_side(self):
         (winner,) = [line for line in shown(RESULT) if "28.7 TFLOP/s (42.9 % of fp32 peak)" in line]
         assert "winner" in winner
         assert "4,790 us" in winner
@@ -300,11 +299,11 @@ class TestTuneTable:
         assert max(map(len, lines)) <= 80
         assert "4,790 us" in "".join(lines)
 
-    def test_what_matters_is_one_line_of_the_report(self) -> None:
+    def test_what_matters_is_one_line_of_the_report(self):
         lines = shown(replace(RESULT, insight=INSIGHT), width=200)
         assert [" ".join(line.split()) for line in lines if line.startswith("matters")] == [" ".join(MATTERS.split())]
 
-    def test_the_document_counts_every_outcome_and_says_why_it_ended(self) -> None:
+    def test_the_document_counts_every_outcome_and_says_why_it_ended(self):
         document = replace(RESULT, stopped=Stopped("until", 0.00432, 128)).to_json()
         assert document["outcomes"] == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}
         assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 128}
@@ -335,7 +334,7 @@ def front_lines(count: int, *objectives: str, winner: int = 0, width: int = 120)
     return drawn(render(Shown(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"})), width)
 
 
-def test_each_objective_has_a_column_with_its_unit() -> None:
+def test_each_objective_has_a_column_with_its_unit():
     heading, names, _, first, second = front_lines(2, "registers", "energy", "error")
     assert heading == "front of time, registers, energy and error: 2 configurations"
     assert names.split() == ["time", "registers", "energy", "error", "configuration"]
@@ -343,7 +342,7 @@ def test_each_objective_has_a_column_with_its_unit() -> None:
     assert " ".join(second.split()) == "101.0 us 199 12.35 mJ 1.3e-06 BM=1 SWIZZLE=row-major-in-groups"
 
 
-def test_of_many_ten_are_shown_with_both_ends_and_of_one_itself() -> None:
+def test_of_many_ten_are_shown_with_both_ends_and_of_one_itself():
     heading, _, _, *rows = front_lines(37, "registers")
     assert heading == "front of time and registers: 37 configurations, 10 shown; --json lists all"
     assert len(rows) == 10

@@ -6,7 +6,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -397,7 +395,7 @@ FLAGS = {"BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
 
 
 @pytest.fixture
-def tune_matmul(run: Run, only_kernel: Callable[[str], None]) -> Callable[..., Any]:
+def tune_matmul(run, only_kernel):
     """Tune a product of which one kernel is recorded."""
     only_kernel("matmul_tiled")
     sizes = [f"{name}={value}" for name, value in PRODUCT.items()]
@@ -415,7 +413,7 @@ def arguments_of(line: str) -> tuple[list[Any], dict[str, Any]]:
     return [ast.literal_eval(one) for one in call.args], named
 
 
-def test_the_line_that_serves_it_serves_the_winner(tune_matmul: Run, tmp_path: Path) -> None:
+def test_the_line_that_serves_it_serves_the_winner(tune_matmul, tmp_path):
     answer = tune_matmul("--dtype", "float32", "--db", tmp_path / "team.db")
     assert answer.code == 0
     (line,) = (
@@ -429,7 +427,7 @@ def test_the_line_that_serves_it_serves_the_winner(tune_matmul: Run, tmp_path: P
     assert f"matmul_tiled {' '.join(f'{name}={value}' for name, value in kernel.config.items())}" in answer.out
 
 
-def test_conditions_are_in_the_line_only_if_they_were_given(tune_matmul: Run) -> None:
+def test_conditions_are_in_the_line_only_if_they_were_given(tune_matmul):
     document = tune_matmul("--dtype", "float32", "EMULATE=0", "--json").document
     given, named = arguments_of(document["call"])
     assert (given, named) == (["matmul"], {**PRODUCT, **FLAGS, "EMULATE": 0, "dtype": "float32"})

@@ -146,14 +146,14 @@ def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:
 
 
 class TestCeilings:
-    def test_a_roofline_has_the_faster_of_reading_and_copying_and_the_units_of_the_element_type(self) -> None:
+    def test_a_roofline_has_the_faster_of_reading_and_copying_and_the_units_of_the_element_type(self):
         assert CEILINGS.memory == CEILINGS.find("dram_read")
         assert CEILINGS.l2 is None
         assert [one.name for one in CEILINGS.compute("float32")] == ["tensor_tf32", "fma_float32"]
         assert [one.name for one in CEILINGS.compute("bfloat16")] == ["fma_float32"]
         assert CEILINGS.compute("int32") == ()
 
-    def test_texts_have_units_and_json_is_read_back(self) -> None:
+    def test_texts_have_units_and_json_is_read_back(self):
         texts = {one.name: (one.label, one.text, one.interval_text) for one in CEILINGS.ceilings}
         assert texts["dram_read"] == ("DRAM, read", "4,200 GB/s", "4,100 to 4,300 GB/s")
         assert texts["fma_float32"] == ("fp32 FMA", "59 TFLOP/s", "58 to 60 TFLOP/s")
@@ -173,7 +173,7 @@ class TestCeilings:
             {"compute_capability": "nine"},
         ],
     )
-    def test_what_does_not_match_the_schema_is_refused(self, change: dict[str, object]) -> None:
+    def test_what_does_not_match_the_schema_is_refused(self, change):
         with pytest.raises(DataError):
             convert({**CEILINGS.to_json(), **change}, DeviceCeilings)
 
@@ -185,12 +185,12 @@ class TestCeilings:
             ((Ceiling("l2_read", 3.0, 1.0, 2.0, ""),), "outside its interval"),
         ],
     )
-    def test_names_and_intervals_are_checked(self, ceilings: tuple[Ceiling, ...], fault: str) -> None:
+    def test_names_and_intervals_are_checked(self, ceilings, fault):
         check_ceilings(CEILINGS)
         with pytest.raises(DataError, match=fault):
             check_ceilings(replace(CEILINGS, ceilings=ceilings))
 
-    def test_a_rate_above_what_the_units_can_do_is_found_and_a_wide_interval_is_a_warning(self) -> None:
+    def test_a_rate_above_what_the_units_can_do_is_found_and_a_wide_interval_is_a_warning(self):
         assert impossible(CEILINGS, DEVICE) == ()
         peak = DEVICE.peak_fp32_flops_per_s
         assert impossible(named("fma_float32", peak), DEVICE) == ()
@@ -202,7 +202,7 @@ class TestCeilings:
         (line,) = imprecise(named("dram_read", 4e12, 0.4e12))
         assert "10.0 %" in line
 
-    def test_figures_of_a_datasheet_are_not_stored_as_a_measurement(self) -> None:
+    def test_figures_of_a_datasheet_are_not_stored_as_a_measurement(self):
         figures = datasheet_ceilings(DEVICE)
         assert figures.memory is not None
         assert figures.memory.value == DEVICE.memory_bandwidth_bytes_per_s
@@ -227,7 +227,7 @@ class TestCeilings:
             ("b200", "tensor_float16", 2250), ("b200", "tensor_float8_e4m3fn", 4500), ("b200", "tensor_float64", 37),
         ],
     )  # fmt: skip
-    def test_peaks_of_tensor_cores_are_those_of_the_datasheets(self, gpu: str, name: str, tflops: float) -> None:
+    def test_peaks_of_tensor_cores_are_those_of_the_datasheets(self, gpu, name, tflops):
         """Dense products with sums in fp32, or int32."""
         found = datasheet_ceilings(device_profile(gpu)).find(name)
         assert found is not None
@@ -241,5 +241,5 @@ class TestCeilings:
             ("fma", "bfloat16", "fma_float32"), ("tensor_bfloat16", "float32", "tensor_bfloat16"),
         ],
     )  # fmt: skip
-    def test_a_unit_is_of_the_element_type_unless_it_names_one(self, unit: str, dtype: str, name: str | None) -> None:
+    def test_a_unit_is_of_the_element_type_unless_it_names_one(self, unit, dtype, name):
         assert unit_ceiling(unit, dtype) == name

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -70,9 +70,7 @@ class TestSchemas:
     @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
     @settings(max_examples=10, suppress_health_check=list(HealthCheck))
     @given(data=st.data(), seed=st.integers(0, 2**32))
-    def test_what_matches_is_parsed_and_what_does_not_is_one_kind_of_error(
-        self, schema: Any, data: st.DataObject, seed: int
-    ) -> None:
+    def test_what_matches_is_parsed_and_what_does_not_is_one_kind_of_error(self, schema, data, seed):
         document = data.draw(documents_of(schema))
         parsed = decode_json(json.dumps(document), schema)
         assert msgspec.to_builtins(convert(document, schema)) == msgspec.to_builtins(parsed)
@@ -86,7 +84,7 @@ class TestSchemas:
 
     @settings(max_examples=100)
     @given(seed=st.integers(0, 2**32))
-    def test_an_altered_rule(self, seed: int) -> None:
+    def test_an_altered_rule(self, seed):
         parts = {"M": [[1, 8]], "N": [[4, 4], [9, 16]]}
         leaf = {"serve": [0, 1]}
         split = {"if": {"feature": "waves", "config": 1}, "at_most": 0.75, "then": leaf, "else": {"serve": [1, 0]}}
@@ -124,7 +122,7 @@ class TestSchemas:
             ("true", jobs.Count, "", "expected int, got bool"),
         ],
     )
-    def test_the_error_names_field_and_fault(self, text: str | bytes, schema: Any, field: str, fault: str) -> None:
+    def test_the_error_names_field_and_fault(self, text, schema, field, fault):
         with pytest.raises(DataError) as caught:
             decode_json(text, schema)
         assert caught.value.field == field
@@ -135,10 +133,10 @@ class TestSchemas:
             st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
         )
     )
-    def test_json_has_no_nan_and_no_infinity(self, value: Any) -> None:
+    def test_json_has_no_nan_and_no_infinity(self, value):
         json.loads(encode_json(value), parse_constant=pytest.fail)
 
-    def test_json_is_written_as_before(self) -> None:
+    def test_json_is_written_as_before(self):
         value = {"b": [1, True], "a": "\u202e\n"}
         assert encode_json(value) == json.dumps(value)
         assert encode_json(value, compact=True) == '{"b":[1,true],"a":"\\u202e\\n"}'
@@ -146,7 +144,7 @@ class TestSchemas:
         assert canonical_json(value) == '{"a":"\u202e\\n","b":[1,true]}'
 
     @pytest.mark.parametrize("cell", ["{", "NaN", '"\\ud800"', "[" * 100_000, b"\xff", 3, 2.5])
-    def test_a_cell_that_is_not_json_matches_no_schema(self, cell: Any) -> None:
+    def test_a_cell_that_is_not_json_matches_no_schema(self, cell):
         found = json_cell(cell)
         if isinstance(cell, int | float):
             assert found is ...
@@ -154,11 +152,11 @@ class TestSchemas:
             convert({"plan": found}, FamilyState)
         assert json_cell(None) is None
 
-    def test_parts_of_a_family_are_in_order(self) -> None:
+    def test_parts_of_a_family_are_in_order(self):
         with pytest.raises(DataError, match="M: expected parts in ascending order"):
             Family.from_json({"M": [[2, 1]]})
 
-    def test_a_document_holds_the_values_of_what_is_nested(self) -> None:
+    def test_a_document_holds_the_values_of_what_is_nested(self):
         interval = Interval(1.0, 0.5, 2.0)
         ties = (MappingProxyType({"BM": 1}),)
         nested = {"outcome": Outcome.OK, "ties": ties, "ratio": interval, "path": Path("a"), 3: None}
@@ -195,7 +193,7 @@ tables = st.dictionaries(texts, values, max_size=5)
 
 class TestReading:
     @pytest.fixture(autouse=True)
-    def _limit(self) -> Iterator[None]:
+    def _limit(self):
         """Fail a test that waits for a file, rather than wait with it."""
         signal.alarm(20)
         yield
@@ -212,7 +210,7 @@ class TestReading:
             f'x = "\\"" # \'\ny = \'\\\'\nz = ""\n{DEEP} = 1', f'x = "#"\ny = [\n  1, # [\n]\nz = 1.5\n{DEEP} = 1',
         ],
     )  # fmt: skip
-    def test_a_key_of_many_parts_is_refused_at_once(self, text: str) -> None:
+    def test_a_key_of_many_parts_is_refused_at_once(self, text):
         with pytest.raises(
             ValueError, match=rf"dotted key has more than {MAX_KEY_PARTS} parts \(at line \d+, column \d+\)$"
         ):
@@ -227,7 +225,7 @@ class TestReading:
             ".".join("a" * MAX_KEY_PARTS) + " = 1", "[" + ".".join(["a", "'.'"] * (MAX_KEY_PARTS // 2)) + "]\nx.y = 1",
         ],
     )  # fmt: skip
-    def test_dots_elsewhere_are_read_and_a_key_has_its_line_and_column(self, text: str) -> None:
+    def test_dots_elsewhere_are_read_and_a_key_has_its_line_and_column(self, text):
         assert parse_toml(text) == tomllib.loads(text)
         with pytest.raises(ValueError, match=r"\(at line 3, column 2\)"):
             parse_toml(f"x = 1\n\n[{DEEP}]\ny = 1")
@@ -239,12 +237,12 @@ class TestReading:
             "\"'." * 2**16, "a " * 2**17,
         ],
     )  # fmt: skip
-    def test_what_is_not_toml_is_refused_before_the_limit(self, text: str) -> None:
+    def test_what_is_not_toml_is_refused_before_the_limit(self, text):
         with pytest.raises(ValueError):  # noqa: PT011 - which fault is found first does not matter
             parse_toml(text)
 
     @given(st.text(alphabet="a1.\"'\\#= \n[]{},", max_size=60))
-    def test_other_texts_are_parsed_as_tomllib_does(self, text: str) -> None:
+    def test_other_texts_are_parsed_as_tomllib_does(self, text):
         def result(parse: Callable[[str], object]) -> object:
             try:
                 return parse(text)
@@ -254,7 +252,7 @@ class TestReading:
         found = result(parse_toml)
         assert found == result(tomllib.loads) or "dotted key" in str(found)
 
-    def test_only_regular_files_are_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_regular_files_are_opened(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for path, kind in special_files(tmp_path):
             with pytest.raises(NotRegularError, match=f"it is a {kind}, expected a regular file"), open_regular(path):
@@ -263,7 +261,7 @@ class TestReading:
             with pytest.raises(error), open_regular(path):
                 pass
 
-    def test_a_file_that_becomes_a_pipe_is_not_awaited(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_that_becomes_a_pipe_is_not_awaited(self, tmp_path, monkeypatch):
         pipe, regular = tmp_path / "pipe", tmp_path / "regular"
         os.mkfifo(pipe)
         regular.write_text("")
@@ -273,7 +271,7 @@ class TestReading:
             pass
         assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
-    def test_the_size_is_bounded(self, tmp_path: Path) -> None:
+    def test_the_size_is_bounded(self, tmp_path):
         path = tmp_path / "file"
         path.write_bytes(b"12345")
         assert read_regular(path, 5) == b"12345"
@@ -304,7 +302,7 @@ HOSTILE = [
 class TestFileNames:
     @pytest.mark.parametrize(("separator", "suffix"), [("-", ".npz"), (".", ".json")])
     @pytest.mark.parametrize("name", HOSTILE)
-    def test_a_hostile_name_stays_in_its_folder(self, tmp_path: Path, name: str, separator: str, suffix: str) -> None:
+    def test_a_hostile_name_stays_in_its_folder(self, tmp_path, name, separator, suffix):
         for words in ((name,), (name, name), ("matmul", name, "float32")):
             file = file_name(*words, separator=separator, suffix=suffix)
             assert file.endswith(suffix)
@@ -317,7 +315,7 @@ class TestFileNames:
             assert [path.name for path in tmp_path.iterdir()] == [file]
             (tmp_path / file).unlink()
 
-    def test_different_names_give_different_files(self) -> None:
+    def test_different_names_give_different_files(self):
         names = [*HOSTILE, "x", "abs", "a-b", "x" * 100, "x" * 101, "x" * 4999]
         found = {file_name(name) for name in names}
         assert len(found) == len(names)
@@ -325,7 +323,7 @@ class TestFileNames:
         long = ["a" * length for length in (60, 61, 62)]
         assert len({file_name(*words) for words in itertools.product(long, repeat=4)}) == 81
 
-    def test_plain_names_are_kept(self) -> None:
+    def test_plain_names_are_kept(self):
         assert file_name("nvidia h200", "matmul", "float32", separator=".", suffix=".json") == (
             "nvidia-h200.matmul.float32.json"
         )
@@ -333,7 +331,7 @@ class TestFileNames:
 
 
 class TestTimeline:
-    def test_a_span_has_its_track_start_duration_and_arguments_and_a_counter_its_values(self) -> None:
+    def test_a_span_has_its_track_start_duration_and_arguments_and_a_counter_its_values(self):
         timeline = Timeline()
         timeline.add("compiler 1", "compile", 10.0, 10.25, options="-DBM=64")
         with ThreadPoolExecutor(4) as threads:
@@ -349,7 +347,7 @@ class TestTimeline:
         assert (count["ph"], count["name"], count["args"]) == ("C", "candidates", {"waiting": 3, "compiling": 2})
         assert document["displayTimeUnit"] == "ms"
 
-    def test_spans_of_a_with_statement_nest_and_are_recorded_where_the_body_fails(self) -> None:
+    def test_spans_of_a_with_statement_nest_and_are_recorded_where_the_body_fails(self):
         timeline = Timeline()
         with pytest.raises(KeyError), timeline.span("session", "search"), timeline.span("session", "propose"):
             raise KeyError
@@ -358,7 +356,7 @@ class TestTimeline:
         assert outer["ts"] <= inner["ts"]
         assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 0.2
 
-    def test_nothing_is_recorded_where_it_is_not_wanted(self) -> None:
+    def test_nothing_is_recorded_where_it_is_not_wanted(self):
         timeline = Timeline(is_recording=False)
         with timeline.span("session", "search"):
             timeline.add("compiler 1", "compile", 0.0, 1.0)
@@ -382,6 +380,6 @@ with ThreadPoolExecutor(4) as threads:
 """
 
 
-def test_threads_may_use_a_schema_for_the_first_time_together() -> None:
+def test_threads_may_use_a_schema_for_the_first_time_together():
     """In a process of its own, which crashed."""
     python("-c", _FIRST_USES, check=True)

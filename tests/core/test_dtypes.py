@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from autotile.core.dtypes import (
     DTYPES,
-    Dtype,
     canonical_dtype,
     dtype_name,
     load_npy,
@@ -56,16 +55,16 @@ def one_after_another(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 class TestDtypes:
     @given(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**126), max_value=2.0**126))
-    def test_bfloat16_rounds_to_nearest(self, value: float) -> None:
+    def test_bfloat16_rounds_to_nearest(self, value):
         rounded = BFLOAT16.decode(BFLOAT16.encode(np.array([value])))[0]
         assert abs(rounded - value) <= BFLOAT16.unit_roundoff * abs(value) + 1e-40
 
     @pytest.mark.parametrize("name", ["float16", "float32", "float64"])
-    def test_unit_roundoff_is_half_an_ulp_of_one(self, name: str) -> None:
+    def test_unit_roundoff_is_half_an_ulp_of_one(self, name):
         assert DTYPES[name].unit_roundoff == np.finfo(name).eps / 2
 
     @pytest.mark.parametrize("name", FP8)
-    def test_every_finite_8_bit_float_is_encoded_as_itself(self, name: str) -> None:
+    def test_every_finite_8_bit_float_is_encoded_as_itself(self, name):
         stored = np.arange(256, dtype=np.uint8)
         values = DTYPES[name].decode(stored)
         finite = np.isfinite(values)
@@ -74,14 +73,14 @@ class TestDtypes:
 
     @pytest.mark.parametrize("name", FP8)
     @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e6, max_value=1e6))
-    def test_8_bit_floats_round_to_nearest_and_saturate(self, name: str, value: float) -> None:
+    def test_8_bit_floats_round_to_nearest_and_saturate(self, name, value):
         dtype = DTYPES[name]
         every = dtype.decode(np.arange(256, dtype=np.uint8))
         every = every[np.isfinite(every)]
         rounded = dtype.decode(dtype.encode(np.array([value])))[0]
         assert abs(rounded - value) == np.abs(every - value).min()
 
-    def test_ties_go_to_even(self) -> None:
+    def test_ties_go_to_even(self):
         ties = np.array([1 + 2**-8, 1 + 3 * 2**-8])
         np.testing.assert_array_equal(BFLOAT16.decode(BFLOAT16.encode(ties)), [1.0, 1 + 2**-6])
         ties = np.array([1 + 1 / 16, 1 + 3 / 16, 2.0**-10, 3 * 2.0**-10, -(1 + 1 / 16)])
@@ -91,19 +90,19 @@ class TestDtypes:
         np.testing.assert_array_equal(e4m3.decode(e4m3.encode(barely)), [1.125, 1])
 
     @pytest.mark.parametrize("name", FP8)
-    def test_8_bit_floats_saturate_infinity_and_keep_nan(self, name: str) -> None:
+    def test_8_bit_floats_saturate_infinity_and_keep_nan(self, name):
         dtype = DTYPES[name]
         decoded = dtype.decode(dtype.encode(np.array([np.inf, -np.inf, np.nan], np.float32)))
         np.testing.assert_array_equal(decoded, [dtype.largest, -dtype.largest, np.nan])
 
-    def test_vectors_are_arrays_of_their_components(self) -> None:
+    def test_vectors_are_arrays_of_their_components(self):
         float4 = DTYPES["float4"]
         assert (float4.size_bytes, float4.alignment_bytes, float4.array_shape((5,))) == (16, 16, (5, 4))
         assert float4.component is DTYPES["float32"]
         names = ("float3", "uchar4", "double4", "half2", "complex128")
         assert [DTYPES[name].alignment_bytes for name in names] == [4, 4, 16, 4, 16]
 
-    def test_complex_values_keep_both_parts_and_names_of_other_libraries_are_known(self) -> None:
+    def test_complex_values_keep_both_parts_and_names_of_other_libraries_are_known(self):
         single = DTYPES["complex64"]
         assert single.decode(single.encode(np.array([1 + 2j])))[0] == 1 + 2j
         assert (single.is_complex, single.is_integer) == (True, False)
@@ -112,7 +111,7 @@ class TestDtypes:
         assert names == ["float8_e5m2", "complex64", "bool"]
 
     @pytest.mark.parametrize("k", [1, 16, 149, 1024, 4096])
-    def test_only_a_right_fp32_sum_is_within_the_tolerance(self, k: int) -> None:
+    def test_only_a_right_fp32_sum_is_within_the_tolerance(self, k):
         a, b = product(k)
         want = np.sum(a.astype(np.float64) * b, axis=1)
         tolerance = output_tolerance(FLOAT, [FLOAT, FLOAT], k)
@@ -127,7 +126,7 @@ class TestDtypes:
         one_left_out = np.sum(a[:, 1:].astype(np.float64) * b[:, 1:], axis=1)
         assert relative_error(one_left_out, want) > tolerance
 
-    def test_a_half_result_of_an_fp32_sum_is_right_and_a_half_sum_is_wrong(self) -> None:
+    def test_a_half_result_of_an_fp32_sum_is_right_and_a_half_sum_is_wrong(self):
         """A template must not accumulate in fp16."""
         a, b = (HALF.decode(HALF.encode(x)) for x in product(1024))
         got = HALF.decode(HALF.encode(one_after_another(a.astype(np.float32), b.astype(np.float32))))
@@ -154,9 +153,7 @@ class TestDtypes:
             (BRAIN, [BRAIN], 100, 2 * 2.0**-8 + 80 * 2.0**-24),
         ],
     )
-    def test_the_tolerance_follows_its_formula(
-        self, output: Dtype, inputs: list[Dtype], reduction: int, expected: float
-    ) -> None:
+    def test_the_tolerance_follows_its_formula(self, output, inputs, reduction, expected):
         assert output_tolerance(output, inputs, reduction) == pytest.approx(expected)
         assert output_tolerance(FLOAT, [FLOAT], 400_000) < 3.1e-4 < 2.0**-11  # of TF32, at the length that is promised
 
@@ -259,7 +256,7 @@ def fault_of(path: Path) -> str:
 
 class TestNpyFiles:
     @pytest.mark.parametrize("dtype", STORAGE)
-    def test_what_numpy_writes_is_read_as_by_numpy(self, tmp_path: Path, dtype: str) -> None:
+    def test_what_numpy_writes_is_read_as_by_numpy(self, tmp_path, dtype):
         for shape, order, version in itertools.product(SHAPES, "CF", [(1, 0), (2, 0), (3, 0)]):
             data = written(sample(dtype, shape, order), version)
             path = tmp_path / "a.npy"
@@ -271,7 +268,7 @@ class TestNpyFiles:
             assert load_npy(path).flags.writeable
 
     @pytest.mark.parametrize("header", HEADERS, ids=lambda header: repr(header)[:40])
-    def test_a_hostile_header_is_refused(self, tmp_path: Path, header: str) -> None:
+    def test_a_hostile_header_is_refused(self, tmp_path, header):
         for version in [(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (255, 255)]:
             refused(tmp_path / "a.npy", with_header(header, bytes(16), version))
 
@@ -284,10 +281,10 @@ class TestNpyFiles:
             with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }", bytes(17)),
         ],
     )  # fmt: skip
-    def test_what_is_no_whole_array_is_refused(self, tmp_path: Path, data: bytes) -> None:
+    def test_what_is_no_whole_array_is_refused(self, tmp_path, data):
         refused(tmp_path / "a.npy", data)
 
-    def test_a_type_that_numpy_does_not_know_and_a_path_that_cannot_be_opened(self, tmp_path: Path) -> None:
+    def test_a_type_that_numpy_does_not_know_and_a_path_that_cannot_be_opened(self, tmp_path):
         data = with_header("{'descr': '<f1', 'fortran_order': False, 'shape': (4,), }", b"abcd")  # of ml_dtypes
         assert same(parse_npy(data), np.frombuffer(b"abcd", "V1"))
         (tmp_path / "loop.npy").symlink_to("loop.npy")
@@ -297,7 +294,7 @@ class TestNpyFiles:
             with pytest.raises(InputError):
                 InputFile(str(tmp_path / path)).read("x", (4,), DTYPES["float32"])
 
-    def test_altered_files_are_read_or_refused(self, tmp_path: Path) -> None:
+    def test_altered_files_are_read_or_refused(self, tmp_path):
         path = tmp_path / "a.npy"
         read = rejected = 0
         for number, dtype in enumerate(STORAGE):  # of one of the three versions each
@@ -319,7 +316,7 @@ class TestNpyFiles:
         assert read > 10
         assert rejected > 1000
 
-    def test_altered_recordings_are_read_or_refused(self, tmp_path: Path) -> None:
+    def test_altered_recordings_are_read_or_refused(self, tmp_path):
         source = data_folder("recordings") / "matmul_tiled-nvidia-h200-2048x2048x2048-float32.npz"
         data, path, random = source.read_bytes(), tmp_path / "recording.npz", Random(3)
         with zipfile.ZipFile(source) as archive:

@@ -166,10 +166,10 @@ class TestObjectives:
             (["error", " energy", "time", "error"], ("time", "error", "energy")),
         ],
     )
-    def test_time_is_always_the_first(self, given: list[str], meant: tuple[str, ...]) -> None:
+    def test_time_is_always_the_first(self, given, meant):
         assert split_objectives(given) == (meant, None)
 
-    def test_values_come_in_the_order_asked_for_what_lacks_one_has_none_and_an_unknown_one_is_refused(self) -> None:
+    def test_values_come_in_the_order_asked_for_what_lacks_one_has_none_and_an_unknown_one_is_refused(self):
         known = r"no objective 'register'.*registers.*known: time, registers, energy, error"
         with pytest.raises(InputError, match=known):
             split_objectives(["time", "register"])
@@ -181,12 +181,12 @@ class TestObjectives:
 
     @given(POINTS)
     @settings(max_examples=100)
-    def test_a_point_is_kept_where_no_other_dominates_it(self, points: list[list[int]]) -> None:
+    def test_a_point_is_kept_where_no_other_dominates_it(self, points):
         values = np.array(points)
         expected = [not any((a <= b).all() and (a < b).any() for a in values) for b in values]
         assert non_dominated(points).tolist() == expected  # equal points stay together
 
-    def test_no_points_and_ten_thousand_on_the_front(self) -> None:
+    def test_no_points_and_ten_thousand_on_the_front(self):
         for width in (1, 3):
             assert non_dominated(np.zeros((0, width))).tolist() == []
         rising = np.arange(10_000.0)

@@ -81,7 +81,7 @@ class Full(Bare):
         yield ResultTable(("row",), [(str(row),) for row in range(120)])
 
 
-def test_a_result_has_a_repr_of_one_line_and_escaped_html() -> None:
+def test_a_result_has_a_repr_of_one_line_and_escaped_html():
     assert repr(Bare()) == "<Bare: sgemm M=64 on <GPU> (replayed)>"
     assert "<table>" not in Bare()._repr_html_()
     html = Full()._repr_html_()

@@ -8,7 +8,7 @@ import shutil
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -91,9 +91,7 @@ SMALL_JOB = CompileJob('extern "C" __global__ void k(float* x) { x[0] = 1; }', "
         ("CompileProgram", "OUT_OF_MEMORY", CompileError, "NVRTC returned {}"),  # without a log
     ],
 )
-def test_a_status_that_is_not_expected_is_named(
-    monkeypatch: pytest.MonkeyPatch, function: str, status: str, error: type[Exception], said: str
-) -> None:
+def test_a_status_that_is_not_expected_is_named(monkeypatch, function, status, error, said):
     nvrtc, name = load_nvrtc(), f"NVRTC_ERROR_{status}"
     monkeypatch.setattr(nvrtc, f"nvrtc{function}", lambda *_: (getattr(nvrtc.nvrtcResult, name),))
     with pytest.raises(error, match=said.format(name)):
@@ -102,12 +100,12 @@ def test_a_status_that_is_not_expected_is_named(
 
 class TestCompiling:
     @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100"])
-    def test_architectures_and_headers_of_the_toolkit(self, architecture: str) -> None:
+    def test_architectures_and_headers_of_the_toolkit(self, architecture):
         source = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuda/std/cstdint>\n" + SOURCE
         options = ("-DTILE=64", "-DDTYPE=__half")
         assert compile_cubin(replace(JOB, source=source, options=options, architecture=architecture)).cubin
 
-    def test_spills_are_reported(self) -> None:
+    def test_spills_are_reported(self):
         source = """
     extern "C" __global__ void __launch_bounds__(1024, 2) sum(float* x) {
         float v[64];
@@ -119,7 +117,7 @@ class TestCompiling:
     """
         assert compile_cubin(replace(JOB, source=source)).resources.spill_bytes > 0
 
-    def test_messages_of_the_compiler_and_what_is_missing_or_refused(self) -> None:
+    def test_messages_of_the_compiler_and_what_is_missing_or_refused(self):
         with pytest.raises(CompileError, match=r'sum\.cu\(\d+\): error: identifier "TILE" is undefined') as caught:
             compile_cubin(replace(JOB, options=("-DDTYPE=float",)))
         assert "error" in caught.value.log
@@ -130,7 +128,7 @@ class TestCompiling:
         with pytest.raises(ToolchainError, match="sm_11"):
             compile_cubin(replace(JOB, architecture="sm_11"))
 
-    def test_the_key_changes_with_all_that_changes_the_cubin(self) -> None:
+    def test_the_key_changes_with_all_that_changes_the_cubin(self):
         others = [
             replace(JOB, source_hash="other"),
             replace(JOB, entry="other"),
@@ -141,14 +139,14 @@ class TestCompiling:
         assert replace(JOB, template_path="/elsewhere/sum.cu").key == JOB.key
         assert convert(json.loads(json.dumps(to_fields(JOB))), CompileJob) == JOB  # as it is sent to a worker
 
-    def test_macros(self) -> None:
+    def test_macros(self):
         config = {"BM": 64, "GUARDED": True, "MODE": "direct"}
         job = compile_job(load_kernel("matmul_naive"), config, "bfloat16", "sm_80", {"M": 1, "N": 1, "K": 1})
         assert job.options == ("-DBM=64", "-DGUARDED=1", "-DMODE=direct", "-DDTYPE=__nv_bfloat16")
         assert job.architecture == "sm_80"
 
     @pytest.mark.parametrize("architecture", sorted({device_profile(name).architecture for name in profile_names()}))
-    def test_a_default_compiles_for_the_architecture_of_every_profile(self, architecture: str) -> None:
+    def test_a_default_compiles_for_the_architecture_of_every_profile(self, architecture):
         """The code is for that architecture, and needs what the search space declares; others were dropped by NVRTC."""
         kernel = load_kernel("sgemm_2d")
         job = compile_job(kernel, kernel.spec.default, "float32", architecture)
@@ -166,7 +164,7 @@ class TestCompiling:
         assert value_or_zero(launch.min_registers, names) <= resources.registers <= 255
         assert resources.spill_bytes == 0
 
-    def test_resources_of_one_function_among_several(self) -> None:
+    def test_resources_of_one_function_among_several(self):
         log = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'first' for 'sm_90'
 ptxas info    : Function properties for first
@@ -183,7 +181,7 @@ ptxas info    : Used 12 registers, used 0 barriers
         with pytest.raises(ToolchainError, match=r"'third'.*only first, second"):
             compiled_functions(b"", log, {"t": "third"})
 
-    def test_an_error_shows_nothing_of_a_file_that_a_macro_named(self, tmp_path: Path) -> None:
+    def test_an_error_shows_nothing_of_a_file_that_a_macro_named(self, tmp_path):
         source = '#define HEADER "/etc/passwd"\n#include HEADER\n'
         with pytest.raises(
             CompileError, match=r"^/etc/passwd\(1\): error in a file that the template must not"
@@ -191,7 +189,7 @@ ptxas info    : Used 12 registers, used 0 barriers
             compile_cubin(replace(JOB, source=source, template_path=str(tmp_path / "sum.cu")))
         assert "root" not in str(raised.value)
 
-    def test_functions_by_their_cpp_names(self) -> None:
+    def test_functions_by_their_cpp_names(self):
         symbols = {
             "scale<BLOCK, DTYPE>": "_Z5scaleILi64EfEvPT0_S0_",
             "scale<BLOCK * 2, unsigned int>": "_Z5scaleILi128EjEvPT0_S0_",
@@ -220,13 +218,13 @@ ptxas info    : Used 12 registers, used 0 barriers
             ("scale<B, float>", 'identifier "B" is undefined'),
         ],
     )
-    def test_an_entry_that_names_no_function_gives_the_cure(self, entry: str, cure: str) -> None:
+    def test_an_entry_that_names_no_function_gives_the_cure(self, entry, cure):
         job = CompileJob(NAMED, "hash", "/nowhere/named.cu", entry, "sm_90", ("-DBLOCK=64",))
         with pytest.raises(CompileError, match=re.escape(cure)) as raised:
             compile_cubin(job)
         assert "found: scale<int B, class T>, fill, twice, own" in str(raised.value)
 
-    def test_naming_an_extern_c_function_does_not_change_its_cubin(self) -> None:
+    def test_naming_an_extern_c_function_does_not_change_its_cubin(self):
         """Cubins of kernels that were compiled without a name expression stay as they are."""
         nvrtc = load_nvrtc()
         options = [b"--gpu-architecture=sm_90", b"--std=c++17", b"--ptxas-options=-v", b"--no-cache", b"-I/nowhere"]
@@ -239,7 +237,7 @@ ptxas info    : Used 12 registers, used 0 barriers
         assert compile_cubin(JOB).cubin == bytes(plain)
 
     @pytest.mark.parametrize("is_included", [False, True])
-    def test_names_of_template_parameters_are_no_macros(self, tmp_path: Path, is_included: bool) -> None:
+    def test_names_of_template_parameters_are_no_macros(self, tmp_path, is_included):
         (tmp_path / "softmax.toml").write_text(SOFTMAX)
         (tmp_path / "softmax.cu").write_text('#include "code.cuh"\n' if is_included else TEMPLATES)
         (tmp_path / "code.cuh").write_text(TEMPLATES if is_included else "")
@@ -254,7 +252,7 @@ ptxas info    : Used 12 registers, used 0 barriers
         assert compile_cubin(other).functions[kernel.spec.entry].symbol == "_Z7softmaxILi64EjLb0ELi3EEvPf"
         assert other.key != job.key
 
-    def test_a_name_that_only_the_entry_uses_is_no_macro(self, tmp_path: Path) -> None:
+    def test_a_name_that_only_the_entry_uses_is_no_macro(self, tmp_path):
         """A header, such as CUB's, may have a parameter of that name."""
         (tmp_path / "softmax.toml").write_text(SOFTMAX.replace("(N > 10), detail::BLOCK", "(UNROLL > 1), 3"))
         (tmp_path / "softmax.cu").write_text(
@@ -265,7 +263,7 @@ ptxas info    : Used 12 registers, used 0 barriers
         assert job.options == ("-DDTYPE=float",)
         assert compile_cubin(job).functions[job.entry].symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
 
-    def test_no_kernel_of_autotile_lacks_a_macro(self) -> None:
+    def test_no_kernel_of_autotile_lacks_a_macro(self):
         for name in kernel_names():
             kernel = load_kernel(name)
             assert not kernel.template_names & {*kernel.spec.default, *kernel.spec.flags, "DTYPE"}, name
@@ -296,7 +294,7 @@ def job(source: str, entry: str = "k", compiler: str = "nvrtc") -> CompileJob:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilePool]:
+def pool(tmp_path_factory):
     with closing(CompilePool(cache_settings(tmp_path_factory.mktemp("pool")), workers=1)) as pool:
         yield pool
 
@@ -304,14 +302,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilePool]:
 class TestLimits:
     @pytest.mark.parametrize("compiler", COMPILERS)
     @pytest.mark.parametrize(("source", "entry", "expected"), CASES)
-    def test_outcome_and_reason(self, pool: CompilePool, source: str, entry: str, expected: str, compiler: str) -> None:
+    def test_outcome_and_reason(self, pool, source, entry, expected, compiler):
         compiled = pool.submit(lambda: job(source, entry, compiler)).result()
         assert compiled.outcome is (Outcome.RESOURCE_EXCEEDED if expected else Outcome.COMPILE_FAILED)
         assert compiled.reason.startswith(expected)
         assert "\0" not in compiled.reason
 
     @pytest.mark.parametrize("source", [SHARED, '__global__ void k() { asm volatile("bar.sync 17;"); }'])
-    def test_logs_have_no_nul(self, source: str) -> None:
+    def test_logs_have_no_nul(self, source):
         """NVRTC puts one between the messages of the front end and those of the assembler."""
         with pytest.raises(CompileError) as caught:
             compile_cubin(job(source))
@@ -343,7 +341,7 @@ class TestLimits:
             ("Out Of Resources to support barriers in entry 'k'", ""),
         ],
     )
-    def test_messages_of_other_versions(self, message: str, expected: str) -> None:
+    def test_messages_of_other_versions(self, message, expected):
         """As the assembler's own texts have them; no source here provokes these."""
         begin = "ptxas k.ptx, line 9; error   : " if message.startswith("Insuff") else "ptxas error   : "
         log = f"k.cu(1): warning: unused\n{begin}{message}\nptxas fatal   : aborted\n"
@@ -366,7 +364,7 @@ NVCC_JOB = CompileJob(
 
 
 @pytest.fixture
-def forget() -> Iterator[None]:
+def forget():
     toolchain.find_nvcc.cache_clear()
     toolchain.nvcc_version.cache_clear()
     yield
@@ -376,7 +374,7 @@ def forget() -> Iterator[None]:
 
 @needs_nvcc
 class TestNvcc:
-    def test_functions_resources_and_options(self) -> None:
+    def test_functions_resources_and_options(self):
         options = (*NVCC_JOB.options, "--ptxas-options=-dlcm=cg", "--maxrregcount=32", "-lineinfo", "-O3", "-std=c++17")
         job = replace(NVCC_JOB, further_entries=("scale<64, float>", "inner::fill"), options=options)
         functions = compile_cubin(job).functions
@@ -388,17 +386,17 @@ class TestNvcc:
         assert [function.parameter_bytes for function in functions.values()] == [(8,), (8, 4), (8, 8)]
         assert all(0 < function.resources.registers <= 32 for function in functions.values())
 
-    def test_errors_are_those_of_the_source(self) -> None:
+    def test_errors_are_those_of_the_source(self):
         with pytest.raises(CompileError, match=r'x\.cu\(5\): error: identifier "TILE" is undefined'):
             compile_cubin(replace(NVCC_JOB, options=NVCC_JOB.options[1:], entry="scale<64, float>"))
         with pytest.raises(CompileError, match=r"no __global__ function 'missing'.*plain"):
             compile_cubin(replace(NVCC_JOB, entry="missing"))
 
-    def test_macros_of_names_that_the_headers_of_cuda_use(self) -> None:
+    def test_macros_of_names_that_the_headers_of_cuda_use(self):
         source = "__global__ void plain(int* y) { y[0] = T + value; }"
         assert compile_cubin(replace(NVCC_JOB, source=source, options=("-DT=16", "-Dvalue"))).cubin
 
-    def test_the_version_is_part_of_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_version_is_part_of_the_key(self, monkeypatch):
         key = NVCC_JOB.key
         assert key != replace(NVCC_JOB, compiler="nvrtc").key
         monkeypatch.setattr(compiler, "nvcc_version", lambda: "99.9")
@@ -414,7 +412,7 @@ class TestStandIn:
         path.chmod(0o755)
         monkeypatch.setenv("CUDA_HOME", str(folder))
 
-    def test_arguments_are_passed_as_they_are(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_arguments_are_passed_as_they_are(self, tmp_path, monkeypatch):
         report = """ptxas info    : Compiling entry function 'plain' for 'sm_90'
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 8 registers"""
@@ -436,7 +434,7 @@ END""",
         assert "-I/some where" in arguments
         assert "-arch=sm_90" in arguments
 
-    def test_what_nvcc_says_and_that_there_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_nvcc_says_and_that_there_is_none(self, tmp_path, monkeypatch):
         self.place(tmp_path, monkeypatch, "echo 'x.cu(3): error: no such thing' >&2; exit 2")
         with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing"):
             compile_cubin(NVCC_JOB)
@@ -460,13 +458,13 @@ extern "C" __global__ void __launch_bounds__(96) none() {}
 
 
 @pytest.fixture(scope="module")
-def cubin() -> bytes:
+def cubin():
     return compile_cubin(CompileJob(PARAMETERS_SOURCE, "hash", "/nowhere/x.cu", "k<int>", "sm_90", ())).cubin
 
 
 class TestParameters:
     @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
-    def test_parameters_of_compiled_functions(self, architecture: str) -> None:
+    def test_parameters_of_compiled_functions(self, architecture):
         job = CompileJob(PARAMETERS_SOURCE, "hash", "/nowhere/x.cu", "k<double>", architecture, (), ("none", "k<int>"))
         functions = compile_cubin(job).functions
         assert functions["k<double>"].parameter_bytes == (8, 4, 1, 24, 128, 8)
@@ -478,7 +476,7 @@ class TestParameters:
         assert (function.cluster, functions["none"].cluster) == ((4, 2, 1), None)
 
     @given(at=st.integers(0, 4000), byte=st.integers(0, 255), length=st.integers(0, 9000))
-    def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin: bytes, at: int, byte: int, length: int) -> None:
+    def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin, at, byte, length):
         damaged = bytearray(cubin)
         damaged[min(at, len(cubin) - 1)] = byte
         found, *_ = function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
@@ -490,7 +488,7 @@ TRANSPOSE = ROOT / "examples" / "transpose_tma" / "transpose_tma.toml"
 
 
 class TestFeatures:
-    def test_flags_are_macros_and_part_of_the_cubins_key(self, tmp_path: Path) -> None:
+    def test_flags_are_macros_and_part_of_the_cubins_key(self, tmp_path):
         kernel = load_kernel(str(write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)))
         plain = compile_job(kernel, kernel.spec.default, "float16", "sm_90")
         assert plain.options[-4:] == ("-DTRANS_A=0", "-DTRANS_B=0", "-DOUT_FP32=0", "-DDTYPE=__half")
@@ -500,13 +498,13 @@ class TestFeatures:
         assert compile_cubin(turned).cubin != compile_cubin(plain).cubin
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_the_target_is_the_kernels_own(self, tmp_path: Path, dtype: str) -> None:
+    def test_the_target_is_the_kernels_own(self, tmp_path, dtype):
         kernel = load_kernel(str(write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)))
         job = compile_job(kernel, {"THREADS": 64, "CLUSTER": 8, "WHOLE": True}, dtype, "sm_90")
         assert job.architecture == "sm_90a"
         assert compile_cubin(job).resources.static_smem_bytes == 256
 
-    def test_the_page_shows_the_example_as_it_is(self) -> None:
+    def test_the_page_shows_the_example_as_it_is(self):
         page = (ROOT / "docs" / "file-format.md").read_text(encoding="utf-8")
         section = page.partition("## Example with a tensor map")[2].partition("\n## ")[0]
         shown = [line.strip() for line in section.splitlines() if line.startswith("    ") and line.strip()]
@@ -531,7 +529,7 @@ def instructions(compiled: Compilation, entry: str) -> Counter[int]:
 
 class TestCeilingKernels:
     @pytest.mark.parametrize("capability", ["8.0", "9.0"])
-    def test_no_instruction_was_removed_and_nothing_is_spilled(self, capability: str) -> None:
+    def test_no_instruction_was_removed_and_nothing_is_spilled(self, capability):
         cubin = compile_cubin(ceiling_job(capability))
         is_hopper = capability == "9.0"
         assert instructions(cubin, "fma_float32")[FFMA] == 8 * 64
@@ -549,7 +547,7 @@ class TestCeilingKernels:
             assert found[HGMMA] + found[QGMMA] == 4  # and no more, which the compiler adds to synchronise
         assert {function.resources.spill_bytes for function in cubin.functions.values()} == {0}
 
-    def test_each_architecture_gets_what_it_has(self) -> None:
+    def test_each_architecture_gets_what_it_has(self):
         entries = {capability: ceiling_job(capability).entries for capability in ("7.5", "8.6", "8.9", "9.0", "12.0")}
         assert not any("mma" in name for name in entries["7.5"])
         assert "mma_float64" not in entries["8.6"]
@@ -559,7 +557,7 @@ class TestCeilingKernels:
         assert ceiling_job("9.0").architecture == "sm_90a"
 
 
-def test_without_the_wheels_there_are_no_headers_and_without_cupy_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_wheels_there_are_no_headers_and_without_cupy_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.setattr(headers, "toolkit_folders", tuple)
     assert headers.toolkit_headers.__wrapped__() == ()
@@ -576,7 +574,7 @@ def compilation(fill: int, size: int = 1000) -> Compilation:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> CubinCache:
+def cache(tmp_path):
     return CubinCache(tmp_path, 10**6)
 
 
@@ -603,7 +601,7 @@ for _ in range(50):
 
 
 class TestCubinCache:
-    def test_what_was_put_is_found(self, cache: CubinCache) -> None:
+    def test_what_was_put_is_found(self, cache):
         assert cache.get("key") is None
         put = cache.put("key", compilation(1))
         assert cache.get("key") == put
@@ -623,11 +621,11 @@ class TestCubinCache:
         ],
         ids=["cubin", "description", "resources", "without hash"],
     )
-    def test_what_was_damaged_is_a_miss(self, cache: CubinCache, damage: Callable[[Path], object]) -> None:
+    def test_what_was_damaged_is_a_miss(self, cache, damage):
         damage(cache.put("key", compilation(1)).path)
         assert cache.get("key") is None
 
-    def test_a_file_of_another_key_is_a_miss(self, cache: CubinCache) -> None:
+    def test_a_file_of_another_key_is_a_miss(self, cache):
         """Cubins may be exchanged with each other only together with their keys."""
         own, other = cache.put("own", compilation(1)).path, cache.put("other", compilation(2)).path
         for suffix in (".json", ".cubin"):
@@ -637,7 +635,7 @@ class TestCubinCache:
         cache.put("own", compilation(1))
         assert cache.get("own") is not None
 
-    def test_a_cubin_is_hashed_once_to_be_checked(self, cache: CubinCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cubin_is_hashed_once_to_be_checked(self, cache, monkeypatch):
         cache.put("key", compilation(1, 100_000))
         hashed: list[int] = []
         counting = SimpleNamespace(sha256=lambda data: hashed.append(len(data)) or hashlib.sha256(data))
@@ -646,7 +644,7 @@ class TestCubinCache:
         assert 100_000 <= sum(hashed) < 101_000
 
     @pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o277])
-    def test_its_folders_are_for_the_user_alone(self, tmp_path: Path, mask: int) -> None:
+    def test_its_folders_are_for_the_user_alone(self, tmp_path, mask):
         previous = os.umask(mask)
         try:
             cache = CubinCache(tmp_path / "new" / "cache", 10**6)
@@ -659,7 +657,7 @@ class TestCubinCache:
 
     @pytest.mark.parametrize("mode", [0o770, 0o775, 0o702, 0o777])
     @pytest.mark.parametrize("name", [".", "cubins"])
-    def test_a_folder_that_others_may_write_is_not_used(self, tmp_path: Path, name: str, mode: int) -> None:
+    def test_a_folder_that_others_may_write_is_not_used(self, tmp_path, name, mode):
         CubinCache(tmp_path, 10**6).put("key", compilation(1))
         (tmp_path / name).chmod(mode)
         with pytest.raises(InputError, match=f"can be written by other users.*AUTOTILE_CACHE.*chmod go-w {tmp_path}"):
@@ -667,9 +665,7 @@ class TestCubinCache:
         (tmp_path / name).chmod(mode & ~0o022)
         assert CubinCache(tmp_path, 10**6).get("key") is not None
 
-    def test_a_folder_beside_those_of_others_is_used_and_one_that_cannot_be_made_is_bad_input(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_folder_beside_those_of_others_is_used_and_one_that_cannot_be_made_is_bad_input(self, tmp_path):
         """As below /tmp, where only the owner of an entry may replace it."""
         tmp_path.chmod(0o1777)
         cache = CubinCache(tmp_path, 10**6)
@@ -682,7 +678,7 @@ class TestCubinCache:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
     @pytest.mark.parametrize("name", [".", "cubins", "link"])
-    def test_a_folder_or_a_link_of_another_user_is_not_used(self, tmp_path: Path, name: str) -> None:
+    def test_a_folder_or_a_link_of_another_user_is_not_used(self, tmp_path, name):
         """A link would make autotile fill, and trim, another folder of the user."""
         if name == "link":
             (tmp_path / "documents").mkdir(mode=0o700)
@@ -693,7 +689,7 @@ class TestCubinCache:
         with pytest.raises(InputError, match=r"belongs to another user.*AUTOTILE_CACHE"):
             CubinCache(tmp_path, 10**6)
 
-    def test_trimming_keeps_what_was_used_last_and_many_writes_stay_within_the_limit(self, tmp_path: Path) -> None:
+    def test_trimming_keeps_what_was_used_last_and_many_writes_stay_within_the_limit(self, tmp_path):
         cache = CubinCache(tmp_path, 5_000)
         for index in range(8):
             path = cache.put(f"key{index}", compilation(index)).path
@@ -710,7 +706,7 @@ class TestCubinCache:
             cache.put(f"key{index}", compilation(index % 256))
         assert cache.size_bytes() <= 20_000 + 32 * 1_300
 
-    def test_processes_share_it(self, tmp_path: Path) -> None:
+    def test_processes_share_it(self, tmp_path):
         with ThreadPoolExecutor(2) as writers:
             for done in writers.map(lambda fill: python("-c", HAMMER, tmp_path, fill), ("0", "1")):
                 assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from autotile.cuda.cublas import Gemm, GemmLayout, cublas_version
 from autotile.errors import ToolchainError
 
 
-def test_a_product_has_the_sizes_and_flags_of_the_operation() -> None:
+def test_a_product_has_the_sizes_and_flags_of_the_operation():
     sizes = {"M": 3, "N": 5, "K": 7, "BATCH": 2, "TRANS_A": 1, "TRANS_B": 0, "OUT_FP32": 1, "ALIGNED": 0}
     expected = GemmLayout(3, 5, 7, 2, transpose_a=True, transpose_b=False, factors="bfloat16", result="float32")
     assert GemmLayout.of(sizes, "bfloat16") == expected
@@ -24,7 +24,7 @@ def test_a_product_has_the_sizes_and_flags_of_the_operation() -> None:
         assert GemmLayout.of({"M": size, "N": 8, "K": 8}, dtype).is_supported is expected
 
 
-def test_what_is_described_is_destroyed_again_where_a_product_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_described_is_destroyed_again_where_a_product_is_refused(monkeypatch):
     alive: set[int] = set()
 
     class Library:
@@ -64,7 +64,7 @@ def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any,
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
-def test_products_are_those_of_numpy_also_in_a_graph(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> None:
+def test_products_are_those_of_numpy_also_in_a_graph(dtype, batch, trans_a, trans_b):
     assert cublas_version().count(".") == 2
     a, b, expected = _factors(dtype, batch, trans_a, trans_b)
     x, y, z = cupy.asarray(a), cupy.asarray(b), cupy.zeros(expected.shape, dtype)
@@ -84,7 +84,7 @@ def test_products_are_those_of_numpy_also_in_a_graph(dtype: str, batch: int, tra
 
 
 @pytest.mark.gpu
-def test_float32_is_not_computed_in_tf32() -> None:
+def test_float32_is_not_computed_in_tf32():
     a, b = (cupy.full((256, 256), 1 + 2.0**-12, "float32") for _ in range(2))
     c = cupy.empty((256, 256), "float32")
     gemm = Gemm(GemmLayout(256, 256, 256, 1, False, False, "float32", "float32"), 0)
@@ -94,7 +94,7 @@ def test_float32_is_not_computed_in_tf32() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_rounding_kernel_compiles(tmp_path: Path, dtype: str) -> None:
+def test_the_rounding_kernel_compiles(tmp_path, dtype):
     source = (Path(cublas.__file__).with_name("rounding.cu")).read_text(encoding="utf-8")
     options = (f"-DDTYPE_IS_BFLOAT16={int(dtype == 'bfloat16')}",)
     job = CompileJob(source, source, "rounding.cu", "round_sums", "sm_90", options)
@@ -115,13 +115,13 @@ def test_the_rounding_kernel_compiles(tmp_path: Path, dtype: str) -> None:
         (GemmLayout(16001, 16001, 2001, 1, False, False, "float16", "float16"), False),
     ],
 )
-def test_which_products_are_rounded_afterwards(layout: GemmLayout, expected: bool) -> None:
+def test_which_products_are_rounded_afterwards(layout, expected):
     assert layout.rounds_afterwards is expected
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n"), [(1031, 1033), (1032, 1030)])
-def test_products_that_are_rounded_afterwards(m: int, n: int) -> None:
+def test_products_that_are_rounded_afterwards(m, n):
     k = 3001
     layout = GemmLayout(m, n, k, 1, False, False, "float16", "float16")
     assert layout.rounds_afterwards
@@ -137,7 +137,7 @@ def test_products_that_are_rounded_afterwards(m: int, n: int) -> None:
     assert cupy.allclose(c, before + expected, rtol=2e-3, atol=0.5)
 
 
-def test_memory_for_sums_stays_where_graphs_may_refer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_sums_stays_where_graphs_may_refer_to_it(monkeypatch):
     class Memory:
         def __init__(self, size: int) -> None:
             self.size, self.ptr = size, id(self)

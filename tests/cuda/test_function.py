@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 from types import SimpleNamespace
@@ -41,12 +40,12 @@ H200 = device_profile("h200")
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
+def kernel(request, tmp_path):
     return load_kernel(str(write_steps(tmp_path, request.param)))
 
 
 @pytest.fixture
-def scan(tmp_path: Path) -> Kernel:
+def scan(tmp_path):
     return load_kernel(str(write_steps(tmp_path, "scan_rounds")))
 
 
@@ -63,7 +62,7 @@ def call_arguments(kernel: Kernel, config: Any, dtype: str) -> CallArguments:
 
 
 class TestSteps:
-    def test_one_cubin_holds_every_step_and_a_fault_names_its_own(self, kernel: Kernel) -> None:
+    def test_one_cubin_holds_every_step_and_a_fault_names_its_own(self, kernel):
         spec = kernel.spec
         compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90"))
         assert tuple(compiled.functions) == spec.entries
@@ -84,7 +83,7 @@ class TestSteps:
             faults = {step.entry: step.fault for step in compiled_steps(spec, plan, changed_functions, H200)}
             assert faults[last].startswith((f"{last}: " if len(spec.steps) > 1 else "") + fault)
 
-    def test_every_launch_has_its_own_values(self, scan: Kernel) -> None:
+    def test_every_launch_has_its_own_values(self, scan):
         _, launches = packed(scan, N=300)
         x, y, a, b = 1000, 1001, 2000, 2001
         assert len(launches) == 11
@@ -97,7 +96,7 @@ class TestSteps:
         assert [int(value) for value in launches[10]] == [b, y, 300]  # nine sweeps end in b
         assert launches[1][2].dtype == np.int32
 
-    def test_one_block_of_parameters_serves_all_launches(self, scan: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_block_of_parameters_serves_all_launches(self, scan, monkeypatch):
         launched: list[tuple[str, int, int]] = []
 
         def driver_launch(pointer: str, geometry: Any) -> Any:
@@ -117,7 +116,7 @@ class TestSteps:
         block = ParameterBlock([value for launch in launches for value in launch], spare_words=2)
         assert len(block.starts) == 42
 
-    def test_new_addresses_reach_every_launch(self, tmp_path: Path) -> None:
+    def test_new_addresses_reach_every_launch(self, tmp_path):
         kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
         arguments = call_arguments(kernel, {**kernel.spec.default, "SPLIT": 4}, "float32")
         values = arguments.pack({"x": 100, "y": 200}, {}, {"partials": 300})
@@ -127,7 +126,7 @@ class TestSteps:
         assert layout.words == (block.starts[0], block.starts[1])
         assert layout.copies == ((block.starts[1], block.starts[5]),)
 
-    def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch):
         """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
         kernel = load_kernel("gemm_wgmma_padded")
         spec, arguments = kernel.spec, call_arguments(kernel, kernel.spec.default, "float16")
@@ -141,7 +140,7 @@ class TestSteps:
         assert [tensor_map.name for _, _, tensor_map in layout.maps] == ["C_map"]
         assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
 
-    def test_functions_get_shared_memory_and_stay_loaded(self, monkeypatch: pytest.MonkeyPatch, scan: Kernel) -> None:
+    def test_functions_get_shared_memory_and_stay_loaded(self, monkeypatch, scan):
         opted: list[tuple[str, int]] = []
         launched: list[tuple[Any, ...]] = []
 
@@ -248,7 +247,7 @@ class Stream(Handle):
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def cuda(monkeypatch):
     cuda, places = Cuda(), SimpleQueue[None]()
     for _ in range(PLACES):
         places.put(None)
@@ -270,7 +269,7 @@ def function_of(monkeypatch: pytest.MonkeyPatch, allow: Callable[[int], None]) -
     return function_module.Function(SimpleNamespace(ptr=1))
 
 
-def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch):
     asked: list[int] = []
 
     def refuse(smem_bytes: int) -> None:
@@ -284,7 +283,7 @@ def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch: pytest.M
     assert asked == [1 << 20, 1 << 20]
 
 
-def test_of_the_amounts_of_two_threads_the_larger_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_the_amounts_of_two_threads_the_larger_one_stays(monkeypatch):
     entered, resumed = Event(), Event()
     allowed: list[int] = []
 
@@ -306,9 +305,7 @@ def test_of_the_amounts_of_two_threads_the_larger_one_stays(monkeypatch: pytest.
 
 class TestGraphs:
     @pytest.mark.parametrize("step", ["stream", "begin", "launch", "end"])
-    def test_where_cuda_refuses_there_is_no_graph_and_no_place_is_lost(
-        self, cuda: Cuda, step: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_where_cuda_refuses_there_is_no_graph_and_no_place_is_lost(self, cuda, step, monkeypatch):
         cuda.refused = step
         assert [make(cuda) for _ in range(2 * PLACES)] == [None] * 2 * PLACES
         cuda.refused = ""
@@ -320,9 +317,7 @@ class TestGraphs:
             with pytest.raises(ZeroDivisionError):
                 make(cuda)
 
-    def test_it_has_the_streams_priority_and_what_its_launch_needs_until_it_ends_where_captures_allow_it(
-        self, cuda: Cuda
-    ) -> None:
+    def test_it_has_the_streams_priority_and_what_its_launch_needs_until_it_ends_where_captures_allow_it(self, cuda):
         assert make(cuda).executable == 5
         cuda.destroyed.clear()
         made = make_launch_graph(cuda.launch, 3, Module(cuda))
@@ -333,7 +328,7 @@ class TestGraphs:
         assert cuda.destroyed == [("Stream", True), ("Graph", True), ("Module", False)]
         assert not cuda.relaxed
 
-    def test_there_are_so_many_at_most_and_what_goes_makes_room(self, cuda: Cuda) -> None:
+    def test_there_are_so_many_at_most_and_what_goes_makes_room(self, cuda):
         with ThreadPoolExecutor(8) as pool:
             made = [graph for graph in pool.map(lambda _: make(cuda), range(50)) if graph is not None]
         assert len(made) == PLACES
@@ -341,7 +336,7 @@ class TestGraphs:
         made.pop()
         assert make(cuda) is not None
 
-    def test_a_forked_child_leaves_its_parents_graphs_alone(self, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_forked_child_leaves_its_parents_graphs_alone(self, cuda, monkeypatch):
         made = make(cuda)
         kept: list[Any] = []
         monkeypatch.setattr(function_module, "_inherited", kept)
@@ -371,7 +366,7 @@ class TestScalars:
             ("uint8", True, np.uint8(1)), ("float32", np.float64(2.5), np.float32(2.5)),
         ],
     )  # fmt: skip
-    def test_a_value_takes_the_exact_type(self, dtype: str, value: Any, stored: np.generic) -> None:
+    def test_a_value_takes_the_exact_type(self, dtype, value, stored):
         got = encode_scalar(scalar(dtype), value, "float32")
         assert type(got) is type(stored)
         assert got == stored
@@ -379,12 +374,12 @@ class TestScalars:
     @pytest.mark.parametrize(
         ("problem_dtype", "kind"), [("float16", np.float16), ("bfloat16", np.uint16), ("float64", np.float64)]
     )
-    def test_a_scalar_of_the_problems_dtype(self, problem_dtype: str, kind: type) -> None:
+    def test_a_scalar_of_the_problems_dtype(self, problem_dtype, kind):
         stored = scalar_value(scalar("dtype", 1.5), {}, problem_dtype, check=False)
         assert type(stored) is kind
         assert decode_scalar(scalar("dtype"), stored, problem_dtype) == 1.5
 
-    def test_bound_free_and_check_values_which_are_refused_instead_of_wrapped(self) -> None:
+    def test_bound_free_and_check_values_which_are_refused_instead_of_wrapped(self):
         bound = scalar("int32", parse_expression("M * 2", {"M": "number"}))
         assert scalar_value(bound, {"M": 21}, "float32", check=True) == 42
         free = scalar("float32", 1.0, 0.75)
@@ -404,7 +399,7 @@ class TestScalars:
             ("float32", 1j), ("int64", 2**64),
         ],
     )  # fmt: skip
-    def test_refusals(self, dtype: str, value: Any) -> None:
+    def test_refusals(self, dtype, value):
         with pytest.raises(ArgumentError, match=f"fit[s]? in {dtype}"):
             encode_scalar(scalar(dtype), value, "float32")
 
@@ -414,7 +409,7 @@ def buffer(init: str, name: str = "x") -> BufferArgument:
 
 
 class TestInputs:
-    def test_distributions(self) -> None:
+    def test_distributions(self):
         normal = {name: DTYPES[name].decode(make_input(buffer("normal"), (1000,), name)) for name in DTYPES}
         assert [name for name, values in normal.items() if not np.isfinite(values).all() or values.std() < 0.4] == []
         assert not make_input(buffer("zeros"), (8,), "float32").any()
@@ -426,7 +421,7 @@ class TestInputs:
 
 
 @pytest.mark.parametrize(("dtype", "number"), DATA_TYPES.items())
-def test_types_of_a_tensor_maps_elements(dtype: str, number: int) -> None:
+def test_types_of_a_tensor_maps_elements(dtype, number):
     name = driver.CUtensorMapDataType(number).name.removeprefix("CU_TENSOR_MAP_DATA_TYPE_").lower()
     unsigned = dict.fromkeys(("int8", "bool", "float8_e4m3fn", "float8_e5m2"), "uint8") | {"int16": "uint16"}
     assert name == unsigned.get(dtype, dtype)
@@ -435,11 +430,11 @@ def test_types_of_a_tensor_maps_elements(dtype: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "prefix", "numbers"), [("Swizzle", "SWIZZLE_", SWIZZLES), ("L2promotion", "L2_PROMOTION_L2_", PROMOTIONS)]
 )
-def test_swizzles_and_promotions(kind: str, prefix: str, numbers: dict[int, int]) -> None:
+def test_swizzles_and_promotions(kind, prefix, numbers):
     names = [getattr(driver, f"CUtensorMap{kind}")(number).name for number in numbers.values()]
     none = "CU_TENSOR_MAP_" + prefix.removesuffix("L2_") + "NONE"
     assert names == [f"CU_TENSOR_MAP_{prefix}{size}B" if size else none for size in numbers]
 
 
-def test_the_mode_in_which_a_capture_forbids_nothing() -> None:
+def test_the_mode_in_which_a_capture_forbids_nothing():
     assert driver.CUstreamCaptureMode(_RELAXED).name == "CU_STREAM_CAPTURE_MODE_RELAXED"

@@ -1,7 +1,6 @@
 """Sources as they are written for nvcc, compiled with NVRTC."""
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,13 @@ def job(source: str, template: Path = Path("/nowhere/x.cu"), **changes: object) 
 
 
 @pytest.mark.parametrize("header", USES)
-def test_a_header_and_what_it_declares(header: str) -> None:
+def test_a_header_and_what_it_declares(header):
     if header == "mma.h" and find_header("crt/mma.h") is None:
         pytest.skip("neither nvidia-cuda-crt nor a toolkit is installed")
     assert compile_cubin(job(f"#include <{header}>\n__global__ void k(float* x) {{ x[0] = {USES[header]}; }}")).cubin
 
 
-def test_the_standard_headers_agree_with_the_toolkits() -> None:
+def test_the_standard_headers_agree_with_the_toolkits():
     """Types that both define are the same, in either order; the traits have the values that C++ demands."""
     checks = """
     static_assert(std::numeric_limits<int64_t>::min() == cuda::std::numeric_limits<int64_t>::min());
@@ -67,7 +66,7 @@ def test_the_standard_headers_agree_with_the_toolkits() -> None:
         assert compile_cubin(job(source + checks)).cubin
 
 
-def test_complex_numbers_of_thrust_and_cub_as_a_whole() -> None:
+def test_complex_numbers_of_thrust_and_cub_as_a_whole():
     """The header of complex numbers declares stream operators, of which NVRTC has no streams."""
     source = """
     #include <thrust/complex.h>
@@ -83,14 +82,14 @@ def test_complex_numbers_of_thrust_and_cub_as_a_whole() -> None:
     assert compile_cubin(job(source, entry="k<128>")).resources.static_smem_bytes > 0
 
 
-def test_what_nvcc_declares_without_a_header() -> None:
+def test_what_nvcc_declares_without_a_header():
     source = "__global__ void k(float* x, uint32_t n) { x[n] = INFINITY + M_PI + std::abs(x[0]) + size_t(n); }"
     assert compile_cubin(job(source)).cubin
     assert job(source).source_hash in compiler._written_for_nvcc
     assert compile_cubin(job(source.replace("M_PI", "T + value"), options=("-DT=16", "-Dvalue"))).cubin  # NVRTC's own
 
 
-def test_folders_of_the_author_and_a_header_that_options_include_first_which_sees_the_macros(tmp_path: Path) -> None:
+def test_folders_of_the_author_and_a_header_that_options_include_first_which_sees_the_macros(tmp_path):
     """Without host code, the folders are the compiler's own business."""
     (tmp_path / "scale.h").write_text("#define SCALE 3\n")
     (tmp_path / "first.h").write_text("constexpr int twice = 2 * TILE;\n")
@@ -99,7 +98,7 @@ def test_folders_of_the_author_and_a_header_that_options_include_first_which_see
     assert compile_cubin(job(source, options=options, include_folders=(str(tmp_path),))).cubin
 
 
-def test_a_whole_program() -> None:
+def test_a_whole_program():
     source = """
     #include <iostream>
     #include <vector>
@@ -119,7 +118,7 @@ def test_a_whole_program() -> None:
     assert compile_cubin(job(source, entry="k<32>")).functions["k<32>"].symbol == "_Z1kILi32EEvPf"
 
 
-def test_headers_of_the_author_with_host_code(tmp_path: Path) -> None:
+def test_headers_of_the_author_with_host_code(tmp_path):
     """Headers are found beside the template, beside the header that includes them, and in an include folder."""
     (tmp_path / "common").mkdir()
     (tmp_path / "own").mkdir()
@@ -163,12 +162,12 @@ def test_headers_of_the_author_with_host_code(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_error_gives_the_cure_and_the_line(source: str, cure: str) -> None:
+def test_an_error_gives_the_cure_and_the_line(source, cure):
     with pytest.raises(CompileError, match=cure):
         compile_cubin(job(source, options=("-DBLOCK=64",)))
 
 
-def test_a_toolkit_of_another_major_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_toolkit_of_another_major_version_is_not_used(tmp_path, monkeypatch):
     for name, version in (("old", 11080), ("near", 13990), ("same", 0)):
         folder = tmp_path / name / "include"
         folder.mkdir(parents=True)
@@ -185,7 +184,7 @@ class TestSeveralInstallations:
     """Other packages, such as PyTorch's wheels, may bring an older CCCL, in a folder that Python searches first."""
 
     @pytest.fixture
-    def wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    def wheel(self, tmp_path, monkeypatch):
         """Write a CCCL as a wheel installs it, into a new folder of packages."""
         monkeypatch.setattr(headers, "toolkit_folders", tuple)
 
@@ -215,12 +214,12 @@ class TestSeveralInstallations:
         return write
 
     @pytest.fixture(autouse=True)
-    def _forget(self) -> Iterator[None]:
+    def _forget(self):
         yield
         headers.toolkit_headers.cache_clear()
 
     @pytest.mark.parametrize("layout", ["cu13/include/cccl", "cuda_cccl/include"])
-    def test_an_older_one_that_is_first(self, wheel: Callable[..., Path], layout: str) -> None:
+    def test_an_older_one_that_is_first(self, wheel, layout):
         newest = headers.cccl_folders()[0]
         older = wheel("torch", "2.8.2", layout)
         assert headers.cccl_folders()[0] == newest
@@ -229,7 +228,7 @@ class TestSeveralInstallations:
         assert compile_cubin(job(source)).cubin
 
     @pytest.mark.parametrize("first", [True, False])
-    def test_the_newest_of_several(self, wheel: Callable[..., Path], first: bool) -> None:
+    def test_the_newest_of_several(self, wheel, first):
         wheel("b", "3.98.1")
         newest = wheel("a", "3.99.0", lies_first=first)
         older = wheel("c", "3.97.7", lies_first=not first)
@@ -242,7 +241,7 @@ class TestSeveralInstallations:
         source = f"{declared}#include <algorithm>\n__global__ void k(int* x) {{ static_assert(FOUND == 3099000); }}"
         assert compile_cubin(job(source)).cubin
 
-    def test_only_an_older_one(self, wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_an_older_one(self, wheel, monkeypatch):
         """It names the header of the algorithms otherwise."""
         monkeypatch.setattr(sys, "path", [])
         monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda _: None)
@@ -254,9 +253,7 @@ class TestSeveralInstallations:
         with pytest.raises(CompileError, match=r"CCCL 3\.0\.1 in .*old.* has no cuda/std/ranges; .*--upgrade"):
             compile_cubin(job("#include <cuda/std/ranges>\n__global__ void k(int* x) { }"))
 
-    def test_a_toolkit_with_a_newer_one(
-        self, wheel: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_toolkit_with_a_newer_one(self, wheel, tmp_path, monkeypatch):
         """Toolkits of CUDA 12 have CCCL among their own headers."""
         major, minor = map(int, headers.nvrtc_version().split("."))
         toolkit = wheel("toolkit", "3.98.0", lies_first=False).parents[3] / "root"
@@ -271,7 +268,7 @@ class TestSeveralInstallations:
         order = [found.index(str(folder)) for folder in (newer, toolkit / "include", older)]
         assert order == sorted(order)
 
-    def test_doctor(self, wheel: Callable[..., Path]) -> None:
+    def test_doctor(self, wheel):
         newest = wheel("new", "3.99.0")
         older = wheel("old", "3.0.1")
         (check,) = (check for check in doctor().checks if check.name == "CCCL")

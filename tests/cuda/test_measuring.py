@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,14 +35,14 @@ FLOAT = DTYPES["float32"]
 
 
 @pytest.fixture(scope="module")
-def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
+def support(tmp_path_factory):
     cache = CubinCache(tmp_path_factory.mktemp("support"), 10**8)
     return SupportKernels(cache, live_device().architecture)
 
 
 @pytest.mark.gpu
 class TestOnGpu:
-    def test_properties_are_whole_and_those_of_the_runtime(self) -> None:
+    def test_properties_are_whole_and_those_of_the_runtime(self):
         device, runtime = live_device(), cupy.cuda.runtime
         assert device.source == "cuda"
         assert device.sm_count > 0
@@ -69,13 +68,13 @@ class TestOnGpu:
             assert getattr(device, name) == runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttr{attribute}"), 0)
 
     @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (17, 33, 5), (128, 64, 300)])
-    def test_float64_product(self, support: SupportKernels, m: int, n: int, k: int) -> None:
+    def test_float64_product(self, support, m, n, k):
         generator = np.random.default_rng(0)
         a, b = generator.standard_normal((m, k)), generator.standard_normal((k, n))
         product = support.matmul(cupy.asarray(a), cupy.asarray(b)).get()
         np.testing.assert_allclose(product, a @ b, rtol=1e-12, atol=1e-12)
 
-    def test_values_are_summed_up(self, support: SupportKernels) -> None:
+    def test_values_are_summed_up(self, support):
         values = np.random.default_rng(0).standard_normal(100_003)
         array = cupy.asarray(values)  # its memory is free for others where nothing holds it
         unfinite, squares = support.summarise(array.data.ptr, values.size)
@@ -85,7 +84,7 @@ class TestOnGpu:
         assert support.summarise(array.data.ptr, values.size)[0] == 2
 
     @pytest.mark.parametrize("name", DTYPES)
-    def test_compare_finds_the_one_wrong_element(self, support: SupportKernels, name: str) -> None:
+    def test_compare_finds_the_one_wrong_element(self, support, name):
         dtype = DTYPES[name]
         shape = dtype.array_shape((1000,))
         stored = dtype.encode(np.arange(np.prod(shape)).reshape(shape) % 100)
@@ -98,7 +97,7 @@ class TestOnGpu:
         assert found[:2] == (1, 777)
 
     @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
-    def test_8_bit_floats_are_decoded_alike(self, support: SupportKernels, name: str) -> None:
+    def test_8_bit_floats_are_decoded_alike(self, support, name):
         dtype = DTYPES[name]
         stored = np.arange(256, dtype=np.uint8)
         got = GuardedBuffer((256,), dtype, support)
@@ -113,14 +112,14 @@ class TestOnGpu:
         largest.array.set(dtype.encode(np.array([1e9])))
         assert compare(support, largest.pointer, beyond, 1, dtype, tolerance=Tolerance(0.0), scale=1.0)[0] == 0
 
-    def test_nan_is_wrong(self, support: SupportKernels) -> None:
+    def test_nan_is_wrong(self, support):
         got = GuardedBuffer((64,), FLOAT, support)
         got.poison()
         want = cupy.zeros(64)
         assert compare(support, got.pointer, want, 64, FLOAT, tolerance=Tolerance(1e9), scale=1e9)[0] == 64
 
     @pytest.mark.parametrize("offset", [-1, 64 * 64])
-    def test_a_write_outside_is_seen_and_mended(self, support: SupportKernels, offset: int) -> None:
+    def test_a_write_outside_is_seen_and_mended(self, support, offset):
         buffer = GuardedBuffer((64, 64), FLOAT, support)
 
         def broken() -> int:
@@ -132,7 +131,7 @@ class TestOnGpu:
         buffer.restore_guards()
         assert broken() == 0
 
-    def test_times_grow_with_the_work(self, support: SupportKernels) -> None:
+    def test_times_grow_with_the_work(self, support):
         device = live_device()
         timer = Timer(device.l2_bytes, "cold", 0.1)
         small, large = (GuardedBuffer((n,), FLOAT, support) for n in (1 << 20, 1 << 26))
@@ -145,7 +144,7 @@ class TestOnGpu:
         assert timer.measure(large.poison, fast.time_us)[1]
         assert not timer.measure(large.poison, slow.time_us)[1]
 
-    def test_a_race_gives_every_candidate_every_round(self, support: SupportKernels) -> None:
+    def test_a_race_gives_every_candidate_every_round(self, support):
         timer = Timer(live_device().l2_bytes, "hot", 0.1)
         buffer = GuardedBuffer((1 << 20,), FLOAT, support)
         times = timer.race([buffer.poison] * 3, rounds=7, seed=0)
@@ -153,7 +152,7 @@ class TestOnGpu:
         assert all(t > 0 for row in times for t in row)
 
     @pytest.mark.parametrize("iterations", [2_000, 40_000])  # in a batch, and alone
-    def test_the_time_of_a_slow_host_is_not_measured(self, support: SupportKernels, iterations: int) -> None:
+    def test_the_time_of_a_slow_host_is_not_measured(self, support, iterations):
         timer = Timer(live_device().l2_bytes, "hot", 0.1)
 
         def launch(late_us: float = 0.0) -> None:
@@ -171,7 +170,7 @@ class TestOnGpu:
         (alone,) = timer.race([late], rounds=9, seed=0)
         assert np.median(alone) < prompt_us + 15.0
 
-    def test_the_reference_kernel_takes_the_same_time_again(self, support: SupportKernels) -> None:
+    def test_the_reference_kernel_takes_the_same_time_again(self, support):
         device = live_device()
         timer = Timer(device.l2_bytes, "cold", 0.1)
         timer.warm_up(lambda: support.spin(device.sm_count, 100_000))
@@ -183,7 +182,7 @@ class TestOnGpu:
         "text", ["2 * (A @ B) + exp(x) / mean(x)", "sum(A, 1)", "shift(x, 1) - maximum(x, 0)", "max(x) * x"]
     )
     @pytest.mark.parametrize("size", [7, 1500])
-    def test_the_device_and_numpy_give_the_same_answer(self, support: SupportKernels, text: str, size: int) -> None:
+    def test_the_device_and_numpy_give_the_same_answer(self, support, text, size):
         generator = np.random.default_rng(0)
         host = {"A": generator.standard_normal((size, size)), "B": generator.standard_normal((size, size)),
                 "x": generator.standard_normal(size)}  # fmt: skip
@@ -197,16 +196,16 @@ class TestOnGpu:
     @pytest.mark.parametrize(
         ("text", "words"), [("x / 0", "is not finite"), ("sum(x)", r"has shape \(\), but the argument y")]
     )
-    def test_an_answer_that_is_none_is_told(self, support: SupportKernels, text: str, words: str) -> None:
+    def test_an_answer_that_is_none_is_told(self, support, text, words):
         solution = ReferenceSolution({"x": cupy.arange(1.0, 9.0)}, support)
         with pytest.raises(InputError, match=words):
             solution.output("y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"], "[reference] outputs.y")
 
-    def test_telemetry_reads_or_is_empty(self) -> None:
+    def test_telemetry_reads_or_is_empty(self):
         readings = Nvml().read()
         assert readings == {} or readings["sm_clock_mhz"] > 0
 
-    def test_reading_properties_makes_no_context(self, tmp_path: Path) -> None:
+    def test_reading_properties_makes_no_context(self, tmp_path):
         code = (
             "from autotile.cuda.driver import live_device; live_device();"
             "from cuda.bindings import driver; _, device = driver.cuDeviceGet(0);"
@@ -287,28 +286,24 @@ def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[
 class TestEnergy:
     @pytest.mark.parametrize("l2", ["cold", "hot"])
     @pytest.mark.parametrize(("has_counter", "source"), [(True, "counter"), (False, "power")])
-    def test_the_energy_is_that_of_the_run_alone(
-        self, has_counter: bool, source: str, l2: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_energy_is_that_of_the_run_alone(self, has_counter, source, l2, monkeypatch):
         gpu = SimulatedGpu(has_counter=has_counter)
         found = meter(gpu, l2, monkeypatch)[0].read(lambda: None, LAUNCH_US)
         assert found == {"energy_mj": pytest.approx(1e-3 * LAUNCH_US * LAUNCH_W, rel=0.01), "energy_source": source}
 
-    def test_a_flush_is_measured_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_flush_is_measured_once(self, monkeypatch):
         subject, timer = meter(SimulatedGpu(), "cold", monkeypatch)
         first, second = (subject.read(lambda: None, LAUNCH_US) for _ in range(2))
         assert first["energy_mj"] == pytest.approx(second["energy_mj"], rel=0.01)
         assert timer.ran == [1, 2, 2]
 
-    def test_a_counter_that_stands_still_is_none_and_without_power_either_there_is_no_meter(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_counter_that_stands_still_is_none_and_without_power_either_there_is_no_meter(self, monkeypatch):
         found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0].read(lambda: None, LAUNCH_US)
         assert found["energy_source"] == "power"
         with pytest.raises(InputError, match="neither the energy nor the power of this GPU; leave the objective"):
             meter(SimulatedGpu(has_counter=False, has_power=False), "cold", monkeypatch)
 
-    def test_a_counter_that_stops_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_counter_that_stops_is_told(self, monkeypatch):
         gpu = SimulatedGpu()
         subject, _ = meter(gpu, "hot", monkeypatch)
         gpu.counts = False
@@ -389,7 +384,7 @@ class TestSlowHost:
     """What a kernel takes is measured, not what the host takes to launch it."""
 
     @pytest.fixture
-    def cuda(self, monkeypatch: pytest.MonkeyPatch) -> SimulatedCuda:
+    def cuda(self, monkeypatch):
         cuda = SimulatedCuda()
         monkeypatch.setattr(energy, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
         monkeypatch.setattr(energy.time, "perf_counter", lambda: 1e-6 * cuda.host_us)
@@ -397,7 +392,7 @@ class TestSlowHost:
 
     @pytest.mark.parametrize("l2", ["cold", "hot"])
     @pytest.mark.parametrize("time_us", [3.0, 20.0, 59.0, 400.0])
-    def test_the_time_of_the_kernel_is_measured(self, cuda: SimulatedCuda, l2: Any, time_us: float) -> None:
+    def test_the_time_of_the_kernel_is_measured(self, cuda, l2, time_us):
         """The host stalls at every third launch."""
         timer, stalls = Timer(50 << 20, l2, 0.1), cycle([15.0, 15.0, 200.0])
 
@@ -409,7 +404,7 @@ class TestSlowHost:
         assert [max(row) for row in timer.race([launch, launch], 12, 0)] == pytest.approx([time_us] * 2)
         assert timer.parts([[launch]]) == pytest.approx([time_us])
 
-    def test_what_waits_for_the_gpu_itself_counts_in_the_end(self, cuda: SimulatedCuda) -> None:
+    def test_what_waits_for_the_gpu_itself_counts_in_the_end(self, cuda):
         timer, made = Timer(50 << 20, "cold", 0.1), list[int]()
 
         def launch() -> None:
@@ -426,7 +421,7 @@ class TestSlowHost:
         assert len(made) == 1
 
 
-def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch):
     solutions: list[weakref.ref[Any]] = []
     alive: list[Any] = []
 
@@ -453,7 +448,7 @@ def offer(waiting: Any, launch: object, value: Any) -> Any:
 
 
 class TestAgreement:
-    def test_two_launches_must_agree_and_wrong_results_give_way(self) -> None:
+    def test_two_launches_must_agree_and_wrong_results_give_way(self):
         waiting: list[Any] = []
         assert offer(waiting, "64", 1.0) is None
         assert offer(waiting, "64", 1.0) is None  # the same launch confirms nothing
@@ -463,7 +458,7 @@ class TestAgreement:
         assert offer(waiting, "again", 3.0) is None
         assert offer(waiting, "again", 19.0) == 19.0
 
-    def test_the_launch_tells_configurations_apart(self) -> None:
+    def test_the_launch_tells_configurations_apart(self):
         spec, device = parse_spec(SGEMM, "sgemm.toml"), device_profile("h100")
         parameter = next(p for p in spec.parameters if len(p.values) > 1)
         keys = set()

@@ -101,7 +101,7 @@ def run(program: Path, *arguments: str, given: str = "") -> list[str]:
 
 
 @needs_compiler
-def test_expressions_have_the_values_that_they_have_in_python(tmp_path: Path) -> None:
+def test_expressions_have_the_values_that_they_have_in_python(tmp_path):
     template = (Path(__file__).parents[2] / "autotile" / "exchange" / "header_template.hpp").read_text()
     begin = template.index("// Division that rounds")  # the functions that expressions call
     helpers = template[begin : template.index("}  // namespace detail")]
@@ -197,7 +197,7 @@ TIERS = ("exact", "family", "nearest", "transferred", "default")
 
 
 @needs_compiler
-def test_it_chooses_what_dispatch_chooses(tmp_path: Path) -> None:
+def test_it_chooses_what_dispatch_chooses(tmp_path):
     kernel = load_kernel("sgemm_2d")
     hopper, ada, ampere = (replace(device_profile(name), source="cuda") for name in ("h200", "rtx-4090", "a100"))
     chosen = random.Random(7)
@@ -243,7 +243,7 @@ def rule_of(configs: Sequence[Config], n: int, feature: Feature, threshold: floa
 
 
 @needs_compiler
-def test_the_rule_of_a_family_is_the_same_tree(tmp_path: Path) -> None:
+def test_the_rule_of_a_family_is_the_same_tree(tmp_path):
     kernel = load_kernel("sgemm_2d")
     here = replace(device_profile("h200"), source="cuda")
     some = [{"M": 64, "N": 128, "K": 64}, {"M": 4096, "N": 4096, "K": 4096}, {"M": 512, "N": 2048, "K": 128}]
@@ -269,7 +269,7 @@ def test_the_rule_of_a_family_is_the_same_tree(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_flags_workspaces_and_tensor_maps(tmp_path: Path) -> None:
+def test_flags_workspaces_and_tensor_maps(tmp_path):
     """A kernel with every kind of argument compiles without warnings, and the flags select the cubin."""
     spec = parse_spec(EVERYTHING, "everything.toml")
     made = [({"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin") for flag in (0, 1)]

@@ -7,7 +7,7 @@ import os
 import signal
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from autotile.core.model import Resources
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.database.paths import check_readable
-from autotile.database.winners import StoredRule, Winner
+from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, DataError, InputError, RecordingError
 from autotile.exchange import bundle as bundles
 from autotile.exchange.bundle import (
@@ -55,12 +55,12 @@ def with_many_seeds(read: Callable[[int], None]) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("altered")
 
 
 @pytest.fixture(scope="module")
-def winners(folder: Path) -> list[Winner]:
+def winners(folder):
     with Database.open(make_database(folder / "stored.db")) as database:
         return [best.winner for best in database.best()]
 
@@ -71,9 +71,7 @@ def alter_text(source: Path, target: Path, seed: int) -> Path:
 
 
 @pytest.mark.parametrize("read", [read_winners, read_rules])
-def test_winners_and_rules(
-    folder: Path, winners: list[Winner], read: Callable[[Path], Sequence[Winner | StoredRule]]
-) -> None:
+def test_winners_and_rules(folder, winners, read):
     source = folder / f"{read.__name__}.json"
     if read is read_winners:
         write_winners(source, [structs.replace(winner, device=DEVICE) for winner in winners])
@@ -93,7 +91,7 @@ def test_winners_and_rules(
     with_many_seeds(read_altered)
 
 
-def test_bundles(folder: Path, winners: list[Winner]) -> None:
+def test_bundles(folder, winners):
     kernel = load_kernel(KERNEL)
     image = b"a cubin"
     config = dict(winners[0].config)
@@ -137,7 +135,7 @@ def _forged(source: Path, target: Path, random: Random) -> Path:
     return target
 
 
-def test_recordings(folder: Path) -> None:
+def test_recordings(folder):
     source = next(data_folder("recordings").glob("*sgemm_2d*.npz"))
     with np.load(source) as arrays:
         stored = {name: arrays[name] for name in arrays.files}
@@ -168,7 +166,7 @@ def test_recordings(folder: Path) -> None:
     with_many_seeds(read)
 
 
-def test_caches_of_kernel_tuner(folder: Path) -> None:
+def test_caches_of_kernel_tuner(folder):
     entry = {"BM": 32, "FAST": True, "time": 0.5, "times": [0.4, 0.5], "compile_time": 3.0, "GFLOP/s": 12.5}
     failed = {"BM": 64, "FAST": False, "time": "RuntimeFailedConfig"}
     source = folder / "cache-source.json"
@@ -205,7 +203,7 @@ MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
-def _limit() -> Iterator[None]:
+def _limit():
     """Fail a test that waits for a file, rather than wait with it."""
     signal.alarm(30)
     yield
@@ -242,7 +240,7 @@ SPECIAL: dict[str, Callable[[Path], None]] = {"pipe": os.mkfifo, "device": lambd
 
 @pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize("what", READERS)
-def test_a_pipe_or_device_is_refused_at_once(tmp_path: Path, what: str, kind: str) -> None:
+def test_a_pipe_or_device_is_refused_at_once(tmp_path, what, kind):
     path = tmp_path / "given.toml"
     SPECIAL[kind](path)
     with little_memory(50 * MIB), pytest.raises(InputError) as caught:
@@ -252,7 +250,7 @@ def test_a_pipe_or_device_is_refused_at_once(tmp_path: Path, what: str, kind: st
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_a_template_and_an_included_file(scale_toml: Path, kind: str) -> None:
+def test_a_template_and_an_included_file(scale_toml, kind):
     template = scale_toml.with_suffix(".cu")
     template.write_text('#include "own.h"\n' + template.read_text())
     SPECIAL[kind](template.with_name("own.h"))
@@ -264,7 +262,7 @@ def test_a_template_and_an_included_file(scale_toml: Path, kind: str) -> None:
         load_kernel(str(scale_toml))
 
 
-def test_config_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_toml(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "autotile").mkdir()
     path = tmp_path / "autotile" / "config.toml"
@@ -307,7 +305,7 @@ def manifest_of(members: dict[str, bytes]) -> bytes:
 
 
 class TestBundles:
-    def test_many_members_of_zeros(self, tmp_path: Path) -> None:
+    def test_many_members_of_zeros(self, tmp_path):
         """They unpack to half a gigabyte, each within its bound."""
         path = tmp_path / "b"
         write_zip(path, {MANIFEST: manifest_of({})} | dict.fromkeys(map(str, range(33)), bytes(12_345)))
@@ -316,14 +314,14 @@ class TestBundles:
             Bundle(path)
 
     @pytest.mark.parametrize("member", [MANIFEST, "kernels/k.json", "cubins/c"])
-    def test_one_member_of_zeros(self, tmp_path: Path, member: str) -> None:
+    def test_one_member_of_zeros(self, tmp_path, member):
         path = tmp_path / "b"
         write_zip(path, {MANIFEST: manifest_of({member: bytes(65 * MIB)}), member: bytes(12_345)})
         declare_size(path, 12_345, 65 * MIB)
         with little_memory(10 * MIB), pytest.raises(BundleError, match=f"{member} is longer than expected"):
             Bundle(path).read(member)
 
-    def test_what_would_not_be_read_is_not_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_would_not_be_read_is_not_written(self, tmp_path, monkeypatch):
         path = tmp_path / "b"
         write_bundle(path, [], {"cubins/a": bytes(500), "cubins/b": bytes(500)}, "1")
         before = path.read_bytes()
@@ -357,9 +355,7 @@ ARCHIVES: dict[str, tuple[str, Callable[[int], bytes], Callable[[Path], object],
     ("compression", "declared"),
     [(zipfile.ZIP_DEFLATED, 1), (zipfile.ZIP_DEFLATED, 10_000), (zipfile.ZIP_BZIP2, 1000), (zipfile.ZIP_LZMA, 1000)],
 )
-def test_a_member_that_declares_less_than_it_unpacks_to(
-    tmp_path: Path, kind: str, compression: int, declared: int
-) -> None:
+def test_a_member_that_declares_less_than_it_unpacks_to(tmp_path, kind, compression, declared):
     name, content_of, reader, error, message = ARCHIVES[kind]
     content = content_of(20 * MIB + 12_345)
     write_zip(tmp_path / "file", {name: content}, compression)

@@ -1,7 +1,6 @@
 """T4, and exchange with Kernel Tuner, checked with Kernel Tuner itself."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +10,8 @@ import jsonschema
 import pytest
 from stored_runs import PARAMETERS, SPACE, add_trial, begin, measured
 
-from autotile.core.device import DeviceProperties
 from autotile.core.model import Measurement, Outcome, Trial, config_key
-from autotile.database.database import Database, StoredTrial, standing_trials
-from autotile.database.keys import TuningKey
+from autotile.database.database import standing_trials
 from autotile.errors import InputError
 from autotile.exchange.kernel_tuner import (
     import_into_database,
@@ -30,7 +27,7 @@ FAILURES = [outcome for outcome in Outcome if not outcome.has_time]
 
 
 @pytest.fixture
-def stored(database: Database, key: TuningKey) -> Sequence[StoredTrial]:
+def stored(database, key):
     """Three measured configurations, one of them measured again in the finals, and one for each failure."""
     study, run = begin(database, key)
     for config, time_us in zip(SPACE, (50.0, 40.0, 60.0), strict=False):
@@ -48,9 +45,7 @@ def simulate(path: Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str
 
 
 class TestT4:
-    def test_documents_meet_kernel_tuners_schema(
-        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial], device: DeviceProperties
-    ) -> None:
+    def test_documents_meet_kernel_tuners_schema(self, tmp_path, key, stored, device):
         file_utils = pytest.importorskip("kernel_tuner.file_utils")
         with pytest.raises(InputError, match=r"cannot write .*nowhere"):
             write_t4(tmp_path / "nowhere" / "x.json", key, [], None)
@@ -67,9 +62,7 @@ class TestT4:
             assert document["schema_version"] == version
             jsonschema.validate(document, schema)
 
-    def test_everything_that_was_measured_is_there_with_its_unit(
-        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
-    ) -> None:
+    def test_everything_that_was_measured_is_there_with_its_unit(self, tmp_path, key, stored):
         measurement = Measurement(50.0, 49.0, 51.0, (50.0, 50.5))
         one = replace(stored[0], trial=replace(stored[0].trial, measurement=measurement))
         write_t4(tmp_path / "t4.json", key, [one], None)
@@ -85,9 +78,7 @@ class TestT4:
 
 
 class TestExport:
-    def test_kernel_tuner_replays_our_results_finds_our_best_and_searches(
-        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial]
-    ) -> None:
+    def test_kernel_tuner_replays_our_results_finds_our_best_and_searches(self, tmp_path, key, stored):
         write_cache(tmp_path / "ours.json", key, PARAMETERS, standing_trials(stored))
         results, environment = simulate(tmp_path / "ours.json")
         assert len(results) == 3
@@ -98,9 +89,7 @@ class TestExport:
         results, _ = simulate(tmp_path / "ours.json", strategy="random_sample", strategy_options={"max_fevals": 2})
         assert len(results) == 2
 
-    def test_an_empty_cache_file_can_be_read_and_a_name_of_its_own_is_refused(
-        self, tmp_path: Path, key: TuningKey
-    ) -> None:
+    def test_an_empty_cache_file_can_be_read_and_a_name_of_its_own_is_refused(self, tmp_path, key):
         write_cache(tmp_path / "empty.json", key, PARAMETERS, [])
         util = pytest.importorskip("kernel_tuner.util")
         assert util.read_cache(tmp_path / "empty.json", open_cache=False)["cache"] == {}
@@ -109,7 +98,7 @@ class TestExport:
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Path:
+def theirs(tmp_path):
     """A cache file written by Kernel Tuner's own functions, unclosed as after a killed session."""
     util = pytest.importorskip("kernel_tuner.util")
     path = tmp_path / "theirs.json"
@@ -133,7 +122,7 @@ def theirs(tmp_path: Path) -> Path:
 
 
 class TestImport:
-    def test_every_entry_becomes_a_trial(self, theirs: Path) -> None:
+    def test_every_entry_becomes_a_trial(self, theirs):
         cache = read_results(theirs)
         assert (cache.key().kernel, cache.key().gpu_name, cache.problem_size) == (
             "add",
@@ -151,7 +140,7 @@ class TestImport:
         assert all(trial.reason.startswith("Kernel Tuner: ") and trial.measurement is None for trial in failures)
         assert last.measurement == Measurement(250.0, 250.0, 250.0, (), "hot")
 
-    def test_a_known_gpu_brings_its_properties(self, theirs: Path) -> None:
+    def test_a_known_gpu_brings_its_properties(self, theirs):
         key = read_results(theirs).key()
         assert (key.compute_capability, key.sm_count, key.sizes) == ("8.6", 28, {"x": 4096, "y": 2})
         assert (key.source, key.l2_mode, key.template_hash) == ("replayed", "hot", "")
@@ -161,7 +150,7 @@ class TestImport:
         assert unknown.key({"N": 4096, "M": 2}, "float16").sizes == {"N": 4096, "M": 2}
         assert unknown.key().gpu_name == "Unheard-of 9"
 
-    def test_results_go_into_the_database_those_that_are_new(self, theirs: Path, database: Database) -> None:
+    def test_results_go_into_the_database_those_that_are_new(self, theirs, database):
         cache = read_results(theirs)
         shorter = replace(cache, trials=cache.trials[:1])
         stored = [import_into_database(database, each, cache.key()) for each in (shorter, cache, cache)]
@@ -174,7 +163,7 @@ class TestImport:
         assert best.run.settings == {"imported_from": "theirs.json"}
         assert best.winner.device == cache.device
 
-    def test_results_become_a_recording(self, theirs: Path, tmp_path: Path) -> None:
+    def test_results_become_a_recording(self, theirs, tmp_path):
         cache = read_results(theirs)
         import_into_recording(tmp_path / "add.npz", cache, cache.key())
         recording = read_recording(tmp_path / "add.npz", kernel="add")
@@ -186,9 +175,7 @@ class TestImport:
         assert recording.lookup({"block_size_x": 32, "vector": True, "kind": "b"}) is None
 
     @pytest.mark.parametrize("is_t4", [False, True])
-    def test_what_we_wrote_comes_back(
-        self, tmp_path: Path, key: TuningKey, stored: Sequence[StoredTrial], is_t4: bool
-    ) -> None:
+    def test_what_we_wrote_comes_back(self, tmp_path, key, stored, is_t4):
         ours, path = standing_trials(stored), tmp_path / "ours.json"
         if is_t4:  # which states the sizes, but not all values
             write_t4(path, key, ours, None)
@@ -211,7 +198,7 @@ class TestImport:
             assert trial.time_us == pytest.approx(mine.time_us)
             assert {stage: trial.seconds[stage] for stage in mine.seconds} == pytest.approx(mine.seconds)
 
-    def test_t4_results_of_theirs_lack_a_gpu_and_are_of_the_kernel_in_the_name(self, tmp_path: Path) -> None:
+    def test_t4_results_of_theirs_lack_a_gpu_and_are_of_the_kernel_in_the_name(self, tmp_path):
         file_utils, util = (pytest.importorskip(f"kernel_tuner.{name}") for name in ("file_utils", "util"))
         names = ("compile_time", "benchmark_time", "framework_time", "strategy_time", "verification_time")
         spent = {**dict.fromkeys(names, 0.0), "compile_time": 250.0}
@@ -237,12 +224,12 @@ class TestImport:
             read_results(path)
 
     @pytest.mark.parametrize("sizes", [{"N": 7}, {"M": 1024, "N": 2}, {"N": 4096}])
-    def test_sizes_that_contradict_those_of_the_file_are_refused(self, theirs: Path, sizes: dict[str, int]) -> None:
+    def test_sizes_that_contradict_those_of_the_file_are_refused(self, theirs, sizes):
         with pytest.raises(InputError, match=r"problem size 4096 x 2, which .* contradicts"):
             read_results(theirs).key(sizes)
         assert read_results(theirs).key({"A": 64, "B": 64, "C": 2, "FLAG": 1}).sizes["C"] == 2
 
-    def test_a_finished_file_is_read_and_a_line_that_was_cut_short_loses_only_itself(self, theirs: Path) -> None:
+    def test_a_finished_file_is_read_and_a_line_that_was_cut_short_loses_only_itself(self, theirs):
         unfinished = theirs.read_bytes()
         pytest.importorskip("kernel_tuner.util").close_cache(str(theirs))
         assert len(read_results(theirs).trials) == 5
@@ -250,12 +237,12 @@ class TestImport:
             theirs.write_bytes(unfinished[:-40].replace(b"\n", end))
             assert len(read_results(theirs).trials) == 4
 
-    def test_what_an_observer_could_not_measure_is_left_out(self, theirs: Path) -> None:
+    def test_what_an_observer_could_not_measure_is_left_out(self, theirs):
         theirs.write_text(theirs.read_text().replace('"time": 0.5', '"time": 0.5, "power_w": NaN, "energy_j": 2.5', 1))
         assert read_results(theirs).trials[0].telemetry == {"GFLOP/s": 12.5, "energy_j": 2.5}
 
     @pytest.mark.parametrize("said", ['"callable"', '"N * 2"', '["N * 2", 2]', "[4096, 1, 1, 0]"])
-    def test_a_size_that_is_not_said_must_be_given(self, theirs: Path, said: str) -> None:
+    def test_a_size_that_is_not_said_must_be_given(self, theirs, said):
         theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", said))
         cache = read_results(theirs)
         with pytest.raises(InputError, match=r"does not state its problem size.*such as N=1024"):
@@ -280,7 +267,7 @@ class TestImport:
             ('"32,True,a": {', '"32,True,a": 3, "x": {', "cache[...]: expected object, got int"),
         ],
     )  # fmt: skip
-    def test_a_malformed_file_says_where(self, theirs: Path, old: str, new: str, message: str) -> None:
+    def test_a_malformed_file_says_where(self, theirs, old, new, message):
         text = theirs.read_text()
         assert old in text
         theirs.write_text(text.replace(old, new, 1))
@@ -289,7 +276,7 @@ class TestImport:
         assert message in str(caught.value)
 
     @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"cache": {}}'])
-    def test_what_is_no_cache_file_is_refused(self, tmp_path: Path, content: bytes) -> None:
+    def test_what_is_no_cache_file_is_refused(self, tmp_path, content):
         (tmp_path / "x.json").write_bytes(content)
         with pytest.raises(InputError, match=r"x\.json cannot be read as a cache file"):
             read_results(tmp_path / "x.json")

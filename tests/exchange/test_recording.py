@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from stored_runs import KEY, PARAMETERS, SPACE, failed, measured, space_of
 
-from autotile.core.device import DeviceProperties
 from autotile.core.model import LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial
-from autotile.database.keys import TuningKey
 from autotile.errors import RecordingError
 from autotile.exchange.recording import (
     RecordingHeader,
@@ -32,7 +30,7 @@ from autotile.kernel.spec import Parameter
 
 
 @pytest.fixture
-def header(key: TuningKey, device: DeviceProperties) -> RecordingHeader:
+def header(key, device):
     return RecordingHeader(
         key=key,
         parameters=PARAMETERS,
@@ -45,7 +43,7 @@ def header(key: TuningKey, device: DeviceProperties) -> RecordingHeader:
 
 
 @pytest.fixture
-def path(tmp_path: Path, header: RecordingHeader) -> Path:
+def path(tmp_path, header):
     write_recording(tmp_path / "space.npz", header, [measured(config, 10.0 + n) for n, config in enumerate(SPACE)])
     return tmp_path / "space.npz"
 
@@ -75,9 +73,7 @@ def trials_of(configs: list[dict[str, Any]]) -> st.SearchStrategy[Trial]:
 
 @settings(max_examples=60)
 @given(data=st.data(), several=st.sampled_from([PARAMETERS, (), (Parameter("BM", (32, 64)),), (MANY,)]))
-def test_results_come_back_as_they_were_recorded(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, several: tuple[Parameter, ...]
-) -> None:
+def test_results_come_back_as_they_were_recorded(tmp_path_factory, data, several):
     parameters = (Parameter("LAYOUT", ("row",)), *several, Parameter("FAST", (True,)))  # also of a single value
     space = space_of(parameters)
     trials = data.draw(st.lists(trials_of(space[-1:]), max_size=1)) + data.draw(st.lists(trials_of(space), max_size=9))
@@ -103,7 +99,7 @@ def test_results_come_back_as_they_were_recorded(
         assert result.measurement == (replace(trial.measurement, samples_us=()) if trial.measurement else None)
 
 
-def test_a_recording_says_what_it_holds(path: Path, header: RecordingHeader) -> None:
+def test_a_recording_says_what_it_holds(path, header):
     recording = read_recording(path, kernel="sgemm")
     assert recording.header == header
     assert read_recording_header(path) == header
@@ -113,7 +109,7 @@ def test_a_recording_says_what_it_holds(path: Path, header: RecordingHeader) -> 
     assert recording.columns["time_us"].tolist() == [10.0 + n for n in range(len(SPACE))]
 
 
-def test_a_configuration_is_found_by_value_and_type_in_any_order(path: Path) -> None:
+def test_a_configuration_is_found_by_value_and_type_in_any_order(path):
     recording = read_recording(path)
     found = recording.lookup({"KIND": "float4", "WIDE": True, "BM": 64})
     assert found is not None
@@ -128,7 +124,7 @@ def test_a_configuration_is_found_by_value_and_type_in_any_order(path: Path) -> 
         assert recording.lookup({"KIND": "float4", **stranger}) is None
 
 
-def test_twenty_thousand_configurations_are_small(tmp_path: Path, header: RecordingHeader) -> None:
+def test_twenty_thousand_configurations_are_small(tmp_path, header):
     dice = random.Random(1)
     parameters = tuple(Parameter(name, tuple(range(1, 11))) for name in ("BM", "BN", "BK", "TM", "TN", "STAGES"))
     configs = [{p.name: dice.choice(p.values) for p in parameters} for _ in range(20_000)]
@@ -144,9 +140,7 @@ def test_twenty_thousand_configurations_are_small(tmp_path: Path, header: Record
     assert len(read_recording(path)) > 19_000
 
 
-def test_a_configuration_of_another_space_or_a_place_that_cannot_be_written_says_so(
-    tmp_path: Path, header: RecordingHeader
-) -> None:
+def test_a_configuration_of_another_space_or_a_place_that_cannot_be_written_says_so(tmp_path, header):
     with pytest.raises(RecordingError, match=r"BM=48 .* is not a configuration of the recorded space"):
         write_recording(tmp_path / "x.npz", header, [measured(SPACE[0] | {"BM": 48}, 1.0)])
     assert list(tmp_path.iterdir()) == []
@@ -155,7 +149,7 @@ def test_a_configuration_of_another_space_or_a_place_that_cannot_be_written_says
         write_recording(tmp_path / "file" / "x.npz", header, [])
 
 
-def test_what_is_missing_or_of_another_kernel_is_refused(path: Path) -> None:
+def test_what_is_missing_or_of_another_kernel_is_refused(path):
     with pytest.raises(RecordingError, match=r"there is no recording .*nothing\.npz.*list --recordings"):
         read_recording(path.with_name("nothing.npz"))
     with pytest.raises(RecordingError, match="is a folder; expected"):
@@ -210,14 +204,14 @@ def rewrite(path: Path, place: tuple[Any, ...], value: object) -> None:
         (("extra",), np.zeros(1), "other arrays"),
     ],
 )
-def test_a_recording_that_contradicts_itself_is_refused(path: Path, place: Any, value: Any, message: str) -> None:
+def test_a_recording_that_contradicts_itself_is_refused(path, place, value, message):
     rewrite(path, place, value)
     with pytest.raises(RecordingError, match=message) as caught:
         read_recording(path)
     assert str(path) in str(caught.value)
 
 
-def test_a_pickle_and_a_file_that_claims_too_much_are_refused_before_they_are_read(path: Path) -> None:
+def test_a_pickle_and_a_file_that_claims_too_much_are_refused_before_they_are_read(path):
     np.savez(path, header=np.array([{}], dtype=object))
     with pytest.raises(RecordingError, match=r"'header' cannot be read .its elements are of type '.O'"):
         read_recording(path)
@@ -235,9 +229,7 @@ def test_a_pickle_and_a_file_that_claims_too_much_are_refused_before_they_are_re
         read_recording(path)
 
 
-def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
-    tmp_path: Path, header: RecordingHeader, path: Path
-) -> None:
+def test_a_recording_is_found_by_its_problem_and_the_newest_wins(tmp_path, header, path):
     now = datetime.now(UTC)
     other_gpu = replace(header, key=structs.replace(header.key, gpu_name="A100"), created_at=now + timedelta(hours=2))
     other_size = replace(header, key=structs.replace(header.key, sizes={"M": 1, "N": 2, "K": 3}))
@@ -267,7 +259,7 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(
 
 
 @pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 900])
-def test_a_recordings_name_says_what_it_holds_and_leads_to_no_other_folder(header: RecordingHeader, name: str) -> None:
+def test_a_recordings_name_says_what_it_holds_and_leads_to_no_other_folder(header, name):
     assert recording_name(header) == "sgemm-nvidia-h200-4096x2048x1024-float32.npz"
     sizes = dict.fromkeys(map(str, range(99)), 4096)
     file = recording_name(replace(header, key=structs.replace(header.key, gpu_name=name, kernel=name, sizes=sizes)))
@@ -278,7 +270,7 @@ def test_a_recordings_name_says_what_it_holds_and_leads_to_no_other_folder(heade
     assert not file.startswith(".")
 
 
-def test_a_recording_named_by_autotile_follows_no_link(header: RecordingHeader, tmp_path: Path) -> None:
+def test_a_recording_named_by_autotile_follows_no_link(header, tmp_path):
     path = tmp_path / recording_name(header)
     path.symlink_to(tmp_path / "elsewhere.npz")
     with pytest.raises(RecordingError, match="symbolic link"):

@@ -1,8 +1,6 @@
 """Files of winners and of rules: read back as written, refused when damaged."""
 
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -12,7 +10,7 @@ from stored_runs import KEY
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Problem, Resources
 from autotile.database.keys import TuningKey
-from autotile.database.winners import StoredRule, Winner
+from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.shipped import (
     read_rules,
@@ -36,7 +34,7 @@ def winner(n: int, **changes: object) -> Winner:
     return structs.replace(found, **changes)  # type: ignore[arg-type]
 
 
-def test_read_back_as_written_one_line_a_winner(tmp_path: Path) -> None:
+def test_read_back_as_written_one_line_a_winner(tmp_path):
     path = tmp_path / "h200.json"
     bare = winner(64, resources=None, measurement=None)
     assert write_winners(path, [winner(4096), bare, winner(512)]) == 3
@@ -44,7 +42,7 @@ def test_read_back_as_written_one_line_a_winner(tmp_path: Path) -> None:
     assert sum('"config"' in line for line in path.read_text().splitlines()) == 3
 
 
-def test_what_is_missing_newer_damaged_or_of_two_gpus_is_refused(tmp_path: Path) -> None:
+def test_what_is_missing_newer_damaged_or_of_two_gpus_is_refused(tmp_path):
     path = tmp_path / "h200.json"
     for read, message in ((read_winners, "the winners in"), (read_rules, "the rules in")):
         with pytest.raises(InputError, match=f"cannot read {message}"):
@@ -79,9 +77,7 @@ def test_what_is_missing_newer_damaged_or_of_two_gpus_is_refused(tmp_path: Path)
     ("shipped", "kernel", "dtype", "other"),
     [(shipped_rules, "gemm_mma", "bfloat16", "float32"), (shipped_winners, "sgemm", "float32", "bfloat16")],
 )
-def test_what_ships_is_of_the_kernel_and_dtype(
-    shipped: Callable[[str, str], Sequence[StoredRule | Winner]], kernel: str, dtype: str, other: str
-) -> None:
+def test_what_ships_is_of_the_kernel_and_dtype(shipped, kernel, dtype, other):
     found = shipped(kernel, dtype)
     assert found
     assert all((one.key.kernel, one.key.dtype, one.shipped) == (kernel, dtype, True) for one in found)
@@ -92,7 +88,7 @@ TUNED = [*sorted(data_folder("tuned").glob("*.json")), *sorted((data_folder("tun
 
 
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.name)
-def test_a_shipped_file_is_written_again_byte_for_byte(path: Path, tmp_path: Path) -> None:
+def test_a_shipped_file_is_written_again_byte_for_byte(path, tmp_path):
     if path.parent.name == "families":
         assert write_rules(tmp_path / path.name, read_rules(path)) == len(read_rules(path)) > 0
     else:

@@ -28,7 +28,7 @@ extents = st.lists(st.tuples(ends, ends).map(sorted), min_size=1, max_size=4)
 
 
 class TestParsing:
-    def test_values_ranges_and_lists(self) -> None:
+    def test_values_ranges_and_lists(self):
         family = parse_family(SPEC, ["M=1..8192", "N=4096", "K=7168,4096"])
         assert str(family) == "M=1..8192 N=4096 K=4096,7168"
         assert {"M": 1999, "N": 4096, "K": 7168} in family
@@ -40,7 +40,7 @@ class TestParsing:
         assert str(parse_family(SPEC, ["M=1..8", "N=1"])) == "M=1..8 N=1 K=4096"  # of the file
 
     @given(st.tuples(extents, extents, extents))
-    def test_what_is_typed_is_what_is_read(self, parts: tuple[list[list[int]], ...]) -> None:
+    def test_what_is_typed_is_what_is_read(self, parts):
         typed = [",".join(f"{a}..{b}" if a != b else str(a) for a, b in each) for each in parts]
         family = parse_family(SPEC, [f"{name}={text}" for name, text in zip("MNK", typed, strict=True)])
         assert parse_family(SPEC, str(family).split()) == family
@@ -61,18 +61,18 @@ class TestParsing:
             (["M=1..99999999999", "N=1", "K=1"], "out of bounds"),
         ],
     )
-    def test_what_cannot_be_read_is_said(self, words: list[str], said: str) -> None:
+    def test_what_cannot_be_read_is_said(self, words, said):
         with pytest.raises(ProblemError, match=said):
             parse_family(SPEC, words)
 
-    def test_a_program_gives_numbers_lists_ranges_and_text(self) -> None:
+    def test_a_program_gives_numbers_lists_ranges_and_text(self):
         family = family_of(SPEC, {"M": range(1, 8193), "N": 4096, "K": [4096, 7168]})
         assert family == family_of(SPEC, {"M": "1..8192", "N": "4096", "K": (7168, 4096)})
         with pytest.raises(ProblemError, match="step 1"):
             family_of(SPEC, {"M": range(0, 10, 2), "N": 1, "K": 1})
 
 
-def test_flags_and_sizes_of_one_may_be_left_out() -> None:
+def test_flags_and_sizes_of_one_may_be_left_out():
     spec = load_kernel("gemm_wgmma").spec
     family = parse_family(spec, ["M=64..128", "N=64", "K=64"])
     assert all(family.extents[name] == Extent(((spec.sizes[name],) * 2,)) for name in spec.flags)
@@ -83,13 +83,13 @@ def test_flags_and_sizes_of_one_may_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("data", [{"M": [[2, 1]]}, {"M": [[1]]}, {"M": [["1", "2"]]}, {"M": [[-1, 2]]}])
-def test_a_damaged_family_is_refused(data: dict[str, object]) -> None:
+def test_a_damaged_family_is_refused(data):
     with pytest.raises(ValueError, match=r"."):
         Family.from_json(data)
 
 
 class TestSelectPoints:
-    def test_they_cover_ends_and_listed_values_and_the_logarithms_evenly_round_and_ragged(self) -> None:
+    def test_they_cover_ends_and_listed_values_and_the_logarithms_evenly_round_and_ragged(self):
         family = parse_family(SPEC, WIDE_FAMILY)
         points = select_points(family, 4)
         for name, extent in family.extents.items():
@@ -104,19 +104,19 @@ class TestSelectPoints:
 
     @settings(max_examples=8)
     @given(st.integers(1, 5000), st.integers(0, 5000), st.integers(2, 20))
-    def test_they_are_members_each_once_and_the_same_every_time(self, low: int, more: int, count: int) -> None:
+    def test_they_are_members_each_once_and_the_same_every_time(self, low, more, count):
         family = parse_family(SPEC, [f"M={low}..{low + more}", "N=64,4096", "K=512"])
         points = select_points(family, count)
         assert all(point in family for point in points)
         assert len({tuple(point.values()) for point in points}) == len(points) <= count
         assert points == select_points(family, count)
 
-    def test_a_small_family_is_taken_whole_and_too_few_points_are_refused(self) -> None:
+    def test_a_small_family_is_taken_whole_and_too_few_points_are_refused(self):
         assert len(select_points(parse_family(SPEC, ["M=1,2,3", "N=4..6", "K=3"]), 24)) == 9
         with pytest.raises(ProblemError, match=r"3 points cannot cover K=1,2,3,4: expected at least 4"):
             select_points(parse_family(SPEC, ["M=1", "N=1", "K=1,2,3,4"]), 3)
 
-    def test_impossible_problems_are_not_chosen_and_members_fill_the_family(self) -> None:
+    def test_impossible_problems_are_not_chosen_and_members_fill_the_family(self):
         family = parse_family(SPEC, WIDE_FAMILY)
         points = select_points(family, 10, lambda sizes: sizes["M"] % 8 == 0)
         assert len(points) == 10
@@ -144,7 +144,7 @@ def value(feature: Feature) -> list[float]:
     return TRAITS.column(feature).tolist()
 
 
-def test_sizes_and_work_and_blocks_that_agree_with_the_launch() -> None:
+def test_sizes_and_work_and_blocks_that_agree_with_the_launch():
     assert value(Feature("size", "M")) == [4096, 129]
     assert value(Feature("alignment", "N")) == [256, 1]
     assert value(Feature("outputs")) == [4096 * 4096, 129 * 1999]
@@ -159,21 +159,21 @@ def test_sizes_and_work_and_blocks_that_agree_with_the_launch() -> None:
     assert value(Feature("work_ratio", config=0, over=1)) == pytest.approx(expected)  # whole rounds of whole tiles
 
 
-def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them() -> None:
+def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them():
     spec = with_grid("min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))")
     persistent = Traits.of(spec, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
     assert persistent.blocks.tolist() == TRAITS.blocks.tolist()
     assert persistent.tile.tolist() == TRAITS.tile.tolist() == [256 * 128, 64 * 64]
 
 
-def test_rules_are_evaluated_for_many_problems_as_for_one() -> None:
+def test_rules_are_evaluated_for_many_problems_as_for_one():
     kept = enumerate_space(SPEC, SIZES[0], DEVICE)
     broken = SPEC.default | {"BM": 256, "BN": 32}
     assert kept.row_of(broken) is None
     assert features.meet_rules(SPEC, DEVICE, [SPEC.default, broken], SIZES).tolist() == [[True, False]] * 2
 
 
-def test_features_read_back() -> None:
+def test_features_read_back():
     names = tuple(SPEC.sizes)
     for feature in list_features(SPEC, 3):
         assert Feature.from_json(feature.to_json(), names, 3) == feature
@@ -200,7 +200,7 @@ def _tilings(name: str, transposed: int) -> tuple[KernelSpec, dict[str, int], Ti
 @pytest.mark.parametrize("name", KERNELS)
 @settings(max_examples=30)
 @given(m=SIZE, n=SIZE, k=SIZE, transposed=st.integers(0, 1))
-def test_a_tiling_gives_the_blocks_of_the_grid(name: str, m: int, n: int, k: int, transposed: int) -> None:
+def test_a_tiling_gives_the_blocks_of_the_grid(name, m, n, k, transposed):
     spec, flags, found = _tilings(name, transposed)
     sizes = {**spec.sizes, **flags, "M": m, "N": n, "K": k}
     counts = [math.ceil(sizes[size] / tile) for size, tile in zip(found.names, found.tiles[0], strict=True)]
@@ -209,7 +209,7 @@ def test_a_tiling_gives_the_blocks_of_the_grid(name: str, m: int, n: int, k: int
     assert math.prod(counts) * found.columns[0, 0] == geometry.blocks
 
 
-def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_on_has_no_tile() -> None:
+def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_on_has_no_tile():
     spec = with_grid("ceil_div(M, BM) + N")
     assert Tilings(spec, DEVICE, [spec.default], [None], {}).irregular == [0]
     assert features.blocks_at(spec, DEVICE, WIDE, {"M": 1000, "N": 8, "K": 1}) == 4 + 8
@@ -219,7 +219,7 @@ def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_
         assert (found.columns[:, 0].tolist(), found.irregular) == ([units], [])
 
 
-def test_array_extents_follow_the_flags() -> None:
+def test_array_extents_follow_the_flags():
     spec = load_kernel("sgemm").spec
     found = features.array_extents(spec, {"TRANS_A": 1, "TRANS_B": 0, "NONDETERMINISTIC": 0})
     assert found == {"A": (3, 2, 0), "B": (3, 2, 1), "C": (3, 0, 1)}

@@ -58,12 +58,12 @@ def losses_elsewhere(seed: int) -> tuple[float, float]:
 class TestRule:
     """Losses are averaged over several GPUs, where they need not hold for a single one."""
 
-    def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self) -> None:
+    def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self):
         by_rule, by_nearest = np.mean([losses_elsewhere(seed) for seed in range(2)], axis=0)
         assert by_rule < 0.04
         assert by_rule < by_nearest / 2
 
-    def test_it_loses_no_less_than_the_best_of_each_point_but_less_than_the_best_single_configuration(self) -> None:
+    def test_it_loses_no_less_than_the_best_of_each_point_but_less_than_the_best_single_configuration(self):
         ratios = []
         for seed in range(2):
             _, _, measured, learned = learned_by(seed)
@@ -74,7 +74,7 @@ class TestRule:
         by_rule, by_one = np.mean(ratios, axis=0)
         assert by_rule < by_one / 2
 
-    def test_what_cannot_be_served_is_never_counted_as_served(self) -> None:
+    def test_what_cannot_be_served_is_never_counted_as_served(self):
         measured = measured_by(3, 20, 6)
         holes = np.random.default_rng(0).random(measured.times_us.shape) < 0.4
         holes[:, 0] = False
@@ -85,7 +85,7 @@ class TestRule:
         for loss, row in zip(learned.losses, holed.losses[:, learned.chosen], strict=True):
             assert loss in row[np.isfinite(row)] or loss == family.UNSERVED_LOSS
 
-    def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self) -> None:
+    def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self):
         measured = [measured_by(seed, 20, 3) for seed in range(3)]
         learned = [learned_from(one) for one in measured]
         losses = np.mean([rule.losses.mean() for rule in learned])
@@ -94,18 +94,18 @@ class TestRule:
         again = learned_from(measured[0])
         assert (learned[0].chosen, learned[0].tree) == (again.chosen, again.tree)  # it is the same every time
 
-    def test_a_single_point_has_a_rule_and_no_held_out_loss(self) -> None:
+    def test_a_single_point_has_a_rule_and_no_held_out_loss(self):
         learned = learned_from(measured_by(3, 10, 4, ["M=512", "N=512", "K=512"]))
         assert isinstance(learned.tree, Leaf)
         assert (learned.losses.tolist(), np.isnan(learned.held_out).all()) == ([0.0], True)
 
     @pytest.mark.filterwarnings("error")
-    def test_where_nothing_can_be_served_between_the_points_there_is_a_rule_all_the_same(self) -> None:
+    def test_where_nothing_can_be_served_between_the_points_there_is_a_rule_all_the_same(self):
         measured = measured_by(3, 10, 12)
         learned = learned_from(measured._replace(is_valid=np.zeros_like(measured.is_valid)))
         assert np.isfinite(learned.losses).all()
 
-    def test_configurations_are_chosen_for_the_problems_between_the_points_too(self) -> None:
+    def test_configurations_are_chosen_for_the_problems_between_the_points_too(self):
         """Of two equal ones at the points, the one that is valid for more of the other problems is selected."""
         measured = SyntheticGpu.make(1, 2, noise=0.0).measured(FAMILY, 12)[2]
         equal = {"times_us": np.ones_like(measured.times_us), "proposed_by": np.ones_like(measured.proposed_by)}
@@ -115,7 +115,7 @@ class TestRule:
             found = measured._replace(**equal, is_valid=valid)
             assert learn_rule(found, list_features(SPEC, 1), 1).chosen == (1 - other,)
 
-    def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self) -> None:
+    def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self):
         """A large tile wins at the points, all of which fill its last round, and loses at most other sizes."""
         gpu = SyntheticGpu.make(1, 40, noise=0.0)
         sizes = [{"M": M, "N": 4096, "K": 1024} for M in range(64, 8192, 64)]
@@ -132,13 +132,13 @@ class TestRule:
 
 class TestSelection:
     @given(matrices, st.integers(1, 5))
-    def test_more_configurations_never_lose_more(self, losses: np.ndarray, most: int) -> None:
+    def test_more_configurations_never_lose_more(self, losses, most):
         weights = np.ones(len(losses))
         few, more = (losses[:, select_configs(losses, weights, n)].min(axis=1).mean() for n in (most, most + 1))
         assert more <= few + 1e-9
         assert few <= losses.mean(axis=0).min() + 1e-9
 
-    def test_what_can_be_served_everywhere_comes_before_what_cannot_and_weights_count(self) -> None:
+    def test_what_can_be_served_everywhere_comes_before_what_cannot_and_weights_count(self):
         unserved = np.array([[0.0, 0.1], [family.UNSERVED_LOSS, 0.1], [0.0, 0.1]])
         assert [sorted(select_configs(unserved, np.ones(3), most)) for most in (1, 2)] == [[1], [0, 1]]
         losses = np.array([[0.0, 0.3], [0.2, 0.0]])
@@ -147,9 +147,7 @@ class TestSelection:
 
 class TestTree:
     @pytest.mark.parametrize(("gain", "is_split"), [(1.0, True), (1e-5, False)])
-    def test_a_question_that_tells_them_apart_is_asked_unless_it_gains_little(
-        self, gain: float, is_split: bool
-    ) -> None:
+    def test_a_question_that_tells_them_apart_is_asked_unless_it_gains_little(self, gain, is_split):
         losses = np.array([[0.0, gain]] * 5 + [[gain, 0.0]] * 5)
         table = np.stack([np.arange(10.0), np.ones(10)], axis=1)
         tree = learn_tree(losses, np.ones(10), list_features(SPEC, 0)[:2], table, 4)
@@ -158,7 +156,7 @@ class TestTree:
             assert 4 <= tree.at_most < 5
             assert (tree.then, tree.otherwise) == (Leaf((0, 1)), Leaf((1, 0)))
 
-    def test_a_leaf_serves_what_is_best_in_it_though_elsewhere_it_is_bad(self) -> None:
+    def test_a_leaf_serves_what_is_best_in_it_though_elsewhere_it_is_bad(self):
         """The winner of 6 of 100 problems, by 5 %, loses 200 % at all others."""
         few = np.arange(100) < 6
         losses = np.stack([np.where(few, 0.05, 0.0), np.where(few, 0.0, 2.0)], axis=1)
@@ -167,7 +165,7 @@ class TestTree:
         assert tree.then == Leaf((1, 0))
 
     @given(matrices, st.integers(1, MAX_CONFIGS))
-    def test_it_reads_back_and_is_no_larger_than_asked(self, losses: np.ndarray, most: int) -> None:
+    def test_it_reads_back_and_is_no_larger_than_asked(self, losses, most):
         features = list_features(SPEC, losses.shape[1])
         table = np.random.default_rng(0).random((len(losses), len(features)))
         tree = learn_tree(losses, np.ones(len(losses)), features, table, most)
@@ -175,12 +173,12 @@ class TestTree:
         assert convert(family.tree_to_json(tree), family.TreeDocument).tree(tuple(SPEC.sizes), losses.shape[1]) == tree
 
     @pytest.mark.parametrize("order", [[0, 0], [0], [0, 2], "01", [0, 1, 2]])
-    def test_a_damaged_leaf_is_refused(self, order: object) -> None:
+    def test_a_damaged_leaf_is_refused(self, order):
         with pytest.raises(ValueError, match="expected"):
             convert({"serve": order}, family.TreeDocument).tree(("M",), 2)
 
     @given(st.floats(0, 1e9), st.floats(1e-6, 1e9))
-    def test_thresholds_are_between(self, low: float, more: float) -> None:
+    def test_thresholds_are_between(self, low, more):
         high = low + more
         if low < high:
             assert low <= family.threshold_between(low, high) < high
@@ -192,7 +190,7 @@ class TestTree:
             *[(0.5, 2.5, 1.1), (0.1 + 0.2, 0.3000000000000001, 0.1 + 0.2)],  # the last with nothing in between
         ],
     )
-    def test_a_threshold_of_sizes_is_where_a_row_of_tiles_ends(self, low: float, high: float, expected: float) -> None:
+    def test_a_threshold_of_sizes_is_where_a_row_of_tiles_ends(self, low, high, expected):
         assert family.threshold_between(float(low), float(high)) == expected
 
 
@@ -206,20 +204,20 @@ class TestTimeModel:
         model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
         return model.predict(gpu.traits(unseen)), np.array([gpu.times_us(sizes) for sizes in unseen])
 
-    def test_it_tells_configurations_apart_where_it_was_not_fitted(self) -> None:
+    def test_it_tells_configurations_apart_where_it_was_not_fitted(self):
         expected, actual = self.expected_and_actual()
         errors = np.log(expected / actual)
         differences = np.log(actual) - np.log(actual).mean(axis=1, keepdims=True)
         assert np.median(np.abs(errors - errors.mean(axis=1, keepdims=True))) < 0.25 * np.median(np.abs(differences))
 
-    def test_where_a_configuration_cannot_run_bends_nothing_where_it_can(self) -> None:
+    def test_where_a_configuration_cannot_run_bends_nothing_where_it_can(self):
         """Each configuration was measured only where it is good, and large tiles only at large problems."""
         expected, actual = self.expected_and_actual(lambda losses: losses < 1.5)
         good = actual < 2.0 * actual.min(axis=1, keepdims=True)
         errors = np.where(good, np.abs(np.log(expected / actual)), np.nan)
         assert np.nanmedian(errors, axis=0).max() < 0.06
 
-    def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self) -> None:
+    def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self):
         """Averaged over several GPUs, for the configuration with the least expected time."""
         once = np.arange(20, 40)
 
@@ -234,7 +232,7 @@ class TestTimeModel:
             lost.append((actual[np.arange(50), expected.argmin(axis=1)] / actual.min(axis=1) - 1).mean())
         assert np.mean(lost) < 0.3
 
-    def test_a_wave_that_is_begun_is_a_whole_one(self) -> None:
+    def test_a_wave_that_is_begun_is_a_whole_one(self):
         """With many resident blocks per SM, one block more than a wave takes the time of two waves."""
         traits = SyntheticGpu.make(2, 1, noise=0.0).traits([{"M": M, "N": 128, "K": 64} for M in range(16, 60000, 400)])
         waves = traits.waves[:, 0]
@@ -245,7 +243,7 @@ class TestTimeModel:
         assert waves.max() > 2
         assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
 
-    def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self) -> None:
+    def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self):
         """Even though two blocks on an SM, as fast as one, make the model expect twice the time."""
         gpu = SyntheticGpu.make(2, 1, noise=0.0)
         times_us = np.array([[30.0], [31.0], [30.5], [1000.0]])
@@ -280,7 +278,7 @@ class TestBounds:
         return float(model.predict(self.traits(**asked))[0, 0])
 
     @pytest.mark.parametrize("ragged", [{"N": 4095}, {"K": 4090}, {"M": 4092}, {"M": 4001, "N": 4001, "K": 4001}])
-    def test_a_time_of_aligned_sizes_bounds_ragged_ones_with_their_cost(self, ragged: dict[str, int]) -> None:
+    def test_a_time_of_aligned_sizes_bounds_ragged_ones_with_their_cost(self, ragged):
         """Ragged sizes take half as long again; a measured time of aligned ones does not hide that, nor the reverse."""
         cost_us = 100.0 * (1 + 0.5 * len(ragged))
         larger = {name: size + 8 for name, size in CUBE.items()}
@@ -288,7 +286,7 @@ class TestBounds:
         assert self.expected(ragged, cost_us, larger, 0.1) == pytest.approx(100.0, rel=0.02)
 
     @pytest.mark.parametrize("name", ["M", "N", "K"])
-    def test_equally_ragged_problems_bound_each_other_as_they_are(self, name: str) -> None:
+    def test_equally_ragged_problems_bound_each_other_as_they_are(self, name):
         """An upper bound is not lowered by the alignment, and a lower one is not raised."""
         for measured, asked, modelled in ((4095, (4093, 4088), 10.0), (4096, (4104, 4101), 0.1)):
             for size in asked:

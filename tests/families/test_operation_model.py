@@ -75,13 +75,13 @@ def _fit(problems: list[MeasuredProblem], candidates: Any = CANDIDATES, specs: A
 
 
 @pytest.fixture(scope="module")
-def fitted() -> Fitted:
+def fitted():
     random = np.random.default_rng(0)
     return _fit([_problem(random) for _ in range(120)], epochs=4)
 
 
 @pytest.fixture(scope="module")
-def model(fitted: Fitted) -> OperationModel:
+def model(fitted):
     return fitted[0]
 
 
@@ -93,7 +93,7 @@ def _sizes(m: int, n: int, k: int) -> dict[str, int]:
     return {"M": m, "N": n, "K": k, "TRANS_A": 0, "TRANS_B": 0}
 
 
-def test_it_predicts_problems_that_were_held_out_and_seldom_loses_against_the_library_there(fitted: Fitted) -> None:
+def test_it_predicts_problems_that_were_held_out_and_seldom_loses_against_the_library_there(fitted):
     model, held_out = fitted
     assert np.nanmedian(np.abs(np.log(held_out.times_us) - math.log(2) * held_out.log2_us)) < 0.2
     ratios = choice_ratios(held_out, model.doubts, model.confidence)
@@ -101,7 +101,7 @@ def test_it_predicts_problems_that_were_held_out_and_seldom_loses_against_the_li
     assert ratios.max() > 1.5
 
 
-def test_the_first_of_one_is_the_first_of_many_and_all_are_valid(model: OperationModel) -> None:
+def test_the_first_of_one_is_the_first_of_many_and_all_are_valid(model):
     random = np.random.default_rng(2)
     for _ in range(60):
         sizes = dict(_problem(random).sizes)
@@ -111,7 +111,7 @@ def test_the_first_of_one_is_the_first_of_many_and_all_are_valid(model: Operatio
             assert name == "cublas" or not check_config(SPECS[name], config, _kernels(sizes)[name], DEVICE, "float32")
 
 
-def test_a_library_is_chosen_where_it_is_faster_and_may_be_used_and_listed_elsewhere(model: OperationModel) -> None:
+def test_a_library_is_chosen_where_it_is_faster_and_may_be_used_and_listed_elsewhere(model):
     for size, is_faster in ((90, False), (3000, True)):
         found = _choose(model, _sizes(size, size, 1000), libraries=("cublas",))
         assert found[0].candidate.is_library is is_faster
@@ -123,7 +123,7 @@ def test_a_library_is_chosen_where_it_is_faster_and_may_be_used_and_listed_elsew
     assert len(found) > 1
 
 
-def test_a_kernel_that_is_not_named_or_has_no_such_configuration_is_not_chosen(model: OperationModel) -> None:
+def test_a_kernel_that_is_not_named_or_has_no_such_configuration_is_not_chosen(model):
     spec, sizes = SPECS["sgemm"], _sizes(500, 500, 500)
     kernels = {"sgemm": _kernels(sizes)["sgemm"]}
     found = model.choose(sizes, kernels, SPECS, DEVICE, count=9)
@@ -134,13 +134,13 @@ def test_a_kernel_that_is_not_named_or_has_no_such_configuration_is_not_chosen(m
     assert model.choose(sizes, kernels, {"sgemm": changed}, DEVICE) == []
 
 
-def test_doubt_grows_outside_of_the_measured_sizes(model: OperationModel) -> None:
+def test_doubt_grows_outside_of_the_measured_sizes(model):
     inside = _choose(model, _sizes(2048, 2048, 2048))[0]
     outside = _choose(model, _sizes(2048, 2048, 2**20))[0]
     assert outside.doubt > inside.doubt + 1
 
 
-def test_json_round_trip(model: OperationModel) -> None:
+def test_json_round_trip(model):
     again = OperationModel.from_json(decode_json(encode_json(model.to_json()), dict))
     assert again.to_json() == model.to_json()
     sizes = _sizes(777, 1234, 99)
@@ -174,14 +174,14 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_is_refused(model: OperationModel, damage: str) -> None:
+def test_a_damaged_model_is_refused(model, damage):
     document = decode_json(encode_json(model.to_json()), dict)
     DAMAGES[damage](document)
     with pytest.raises(DataError, match="out" if damage.startswith("weights") else None):
         OperationModel.from_json(document)
 
 
-def test_few_problems_are_refused_and_those_without_any_library_give_a_model_of_kernels() -> None:
+def test_few_problems_are_refused_and_those_without_any_library_give_a_model_of_kernels():
     random = np.random.default_rng(0)
     problems = [_problem(random) for _ in range(30)]
     with pytest.raises(InputError, match="at least 20"):
@@ -220,18 +220,18 @@ class TestSelection:
         ],
         ids=["though another is always faster", "none that is never faster than another of its kernel"],
     )
-    def test_each_kernel_has_a_configuration(self, kernels: Any, times_us: Any, expected: Any) -> None:
+    def test_each_kernel_has_a_configuration(self, kernels, times_us, expected):
         model = self.chosen(lambda _: times_us, kernels, 3)
         assert tuple(one.kernel for one in model.candidates) == expected
 
-    def test_of_each_kernel_it_is_the_one_that_is_fastest_among_its_own(self) -> None:
+    def test_of_each_kernel_it_is_the_one_that_is_fastest_among_its_own(self):
         kernels = ("sgemm", "sgemm_ws", "sgemm_ws", "sgemm_2d")
         model = self.chosen(lambda _: (10.0, 40.0, 20.0, 30.0), kernels, 3)
         served = {one.kernel: one.config for one in model.candidates}
         assert set(served) == set(self.KERNELS)
         assert served["sgemm_ws"] == {**load_kernel("sgemm_ws").spec.default, "MIN_BLOCKS": 2}
 
-    def test_what_is_fastest_of_all_comes_before_what_is_only_served_alone(self) -> None:
+    def test_what_is_fastest_of_all_comes_before_what_is_only_served_alone(self):
         """Two configurations of one kernel are each twice as fast at half of the problems."""
         kernels = ("sgemm", "sgemm", "sgemm_ws")
         times_us = {0: (10.0, 20.0, 30.0), 1: (20.0, 10.0, 30.0)}
@@ -256,25 +256,25 @@ def _rows(count: int, seed: int) -> tuple[Inputs, NDArray[np.float64]]:
 
 
 @pytest.fixture(scope="module")
-def ensemble() -> Ensemble:
+def ensemble():
     inputs, targets = _rows(2000, 0)
     return Ensemble.fit(inputs, targets, np.ones(2000), ITEMS, epochs=30, hidden=(16, 8))
 
 
-def test_it_learns_a_function_with_a_kink_and_the_offsets_of_items(ensemble: Ensemble) -> None:
+def test_it_learns_a_function_with_a_kink_and_the_offsets_of_items(ensemble):
     inputs, targets = _rows(500, 1)
     mean, spread = ensemble.predict(inputs)
     assert np.sqrt(np.mean((mean - targets) ** 2)) < 0.3
     assert (spread >= 0).all()
 
 
-def test_equal_rows_give_equal_networks() -> None:
+def test_equal_rows_give_equal_networks():
     inputs, targets = _rows(200, 0)
     fits = [Ensemble.fit(inputs, targets, np.ones(200), ITEMS, epochs=2, hidden=(4, 4)) for _ in range(2)]
     assert all(np.array_equal(fits[0].arrays[name], fits[1].arrays[name]) for name in fits[0].arrays)
 
 
-def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) -> None:
+def test_preparing_the_items_of_one_problem_changes_nothing(ensemble):
     inputs, _ = _rows(ITEMS, 2)
     inputs = inputs._replace(problem=np.repeat(inputs.problem[:1], ITEMS, axis=0), number=np.arange(ITEMS))
     prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
@@ -283,7 +283,7 @@ def test_preparing_the_items_of_one_problem_changes_nothing(ensemble: Ensemble) 
     )
 
 
-def test_many_items_are_predicted_as_few(ensemble: Ensemble) -> None:
+def test_many_items_are_predicted_as_few(ensemble):
     inputs, _ = _rows(700, 4)
     prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
     for first in (0, 200, 690):
@@ -295,7 +295,7 @@ def test_many_items_are_predicted_as_few(ensemble: Ensemble) -> None:
                 np.testing.assert_allclose(all_values[part], values, rtol=1e-5, atol=1e-5)
 
 
-def test_an_input_that_never_varied_is_ignored_and_some_items_are_predicted_as_before(ensemble: Ensemble) -> None:
+def test_an_input_that_never_varied_is_ignored_and_some_items_are_predicted_as_before(ensemble):
     inputs, _ = _rows(50, 3)
     other = inputs._replace(item=inputs.item + 1000)
     assert np.array_equal(ensemble.predict(inputs)[0], ensemble.predict(other)[0])
@@ -316,13 +316,13 @@ def look_up(inputs: np.ndarray, errors: np.ndarray, place: list[float], items: A
     return Neighbours.fit(inputs, errors, numbers, 2).look_up(np.array(place, np.float32), item)
 
 
-def test_a_step_that_the_prediction_missed_is_found_and_the_deviation_is_large_at_it() -> None:
+def test_a_step_that_the_prediction_missed_is_found_and_the_deviation_is_large_at_it():
     assert look_up(*measured(), [13, 5, 1])[0] == pytest.approx(1.5, abs=0.3)
     assert look_up(*measured(), [3, 5, 1])[0] == pytest.approx(-0.25, abs=0.3)
     assert look_up(*measured(4000), [8, 5, 1])[1] > 0.4 > look_up(*measured(4000), [14, 5, 1])[1]
 
 
-def test_each_item_has_errors_of_its_own_and_a_long_list_is_thinned_out() -> None:
+def test_each_item_has_errors_of_its_own_and_a_long_list_is_thinned_out():
     inputs, errors = measured()
     items = np.arange(400) % 2
     errors = np.where(items == 1, 3.0, errors)
@@ -333,7 +333,7 @@ def test_each_item_has_errors_of_its_own_and_a_long_list_is_thinned_out() -> Non
 
 
 @given(st.integers(300, 400), st.integers(0, 99), st.floats(2, 14), st.floats(2, 14))
-def test_the_nearest_of_all_decide(count: int, seed: int, first: float, second: float) -> None:
+def test_the_nearest_of_all_decide(count, seed, first, second):
     inputs, _ = measured(count, seed)
     errors = np.random.default_rng(seed).uniform(-1, 1, count)
     place = np.array([first, second, 1], np.float32)
@@ -348,7 +348,7 @@ def test_the_nearest_of_all_decide(count: int, seed: int, first: float, second: 
 
 
 @given(st.integers(1, 600), st.integers(0, 99))
-def test_the_nearest_are_found(count: int, seed: int) -> None:
+def test_the_nearest_are_found(count, seed):
     values = np.random.default_rng(seed).permutation(count).astype(np.float32)
     assert sorted(values[_smallest(values)]) == list(range(min(count, 8)))
 
@@ -382,7 +382,7 @@ def _ratios(dtype: str, libraries: tuple[str, ...]) -> list[float]:
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
-def test_every_model_is_read(path: Path) -> None:
+def test_every_model_is_read(path):
     model = OperationModel.from_json(decode_json(path.read_bytes(), dict))
     assert path.name.endswith(f".{model.operation}.{model.dtype}.json")
     for candidate in model.candidates:
@@ -395,7 +395,7 @@ def test_every_model_is_read(path: Path) -> None:
     ("dtype", "libraries", "least"),
     [("bfloat16", ("cublas",), 1.02), ("float32", ("cublas",), 1.15), ("bfloat16", (), 1.0), ("float32", (), 1.3)],
 )
-def test_choices_gain_and_hardly_lose_against_the_library(dtype: str, libraries: tuple[str, ...], least: float) -> None:
+def test_choices_gain_and_hardly_lose_against_the_library(dtype, libraries, least):
     ratios = _ratios(dtype, libraries)
     assert len(ratios) > (40 if libraries else 30)
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) >= least

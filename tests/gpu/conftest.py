@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 import pytest
@@ -19,7 +19,7 @@ from autotile.workers.compile_pool import CompilePool
 
 
 @pytest.fixture
-def sweep_of() -> Iterator[Callable[..., Sweep]]:
+def sweep_of():
     """Return a function that opens a GPU worker which measures problems of an operation, into the test's database."""
     with ExitStack() as stack:
 

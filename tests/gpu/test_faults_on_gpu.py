@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from candidates import compiled
-from faults.fault_kit import HEALTHY, Fault, fault_kernel, read_faults
-from faults.fault_session import RUN_DEADLINE_S, FaultSession, tune_faults
+from faults.fault_kit import HEALTHY, fault_kernel, read_faults
+from faults.fault_session import RUN_DEADLINE_S, tune_faults
 from faults.traces import no_traces, settles
 
 from autotile.core.model import Config, Outcome
@@ -53,13 +53,13 @@ def nothing_left(folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     """Cubin cache shared by the tests of this file."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def everything(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FaultSession:
+def everything(cache, tmp_path_factory):
     """One session with every fault but the intermittent one."""
     folder = tmp_path_factory.mktemp("everything")
     names = [fault.name for fault in FAULTS if fault.name != INTERMITTENT]
@@ -68,11 +68,11 @@ def everything(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> FaultSe
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.name != INTERMITTENT], ids=lambda fault: fault.name)
-def test_each_fault_is_blamed_on_its_configuration(everything: FaultSession, fault: Fault) -> None:
+def test_each_fault_is_blamed_on_its_configuration(everything, fault):
     assert fault.complaint(everything.trial_of(fault.name)) == ""
 
 
-def test_no_other_configuration_suffers(everything: FaultSession) -> None:
+def test_no_other_configuration_suffers(everything):
     assert everything.damage() == []
     assert len(everything.trials) == 4 + len(FAULTS) - 1
 
@@ -82,7 +82,7 @@ LATER = (INTERMITTENT, "keeps_result", "wrong_later", "stores_once", "skips_work
 
 
 @pytest.mark.parametrize("name", [*AT_ONCE, *LATER])
-def test_one_fault_alone_costs_a_few_seconds_and_neither_wins_nor_ties(cache: Path, tmp_path: Path, name: str) -> None:
+def test_one_fault_alone_costs_a_few_seconds_and_neither_wins_nor_ties(cache, tmp_path, name):
     with nothing_left(tmp_path):
         session = tune_faults(tmp_path, name, cache=cache)
     assert session.damage() == []
@@ -93,7 +93,7 @@ def test_one_fault_alone_costs_a_few_seconds_and_neither_wins_nor_ties(cache: Pa
         assert session.seconds < RUN_DEADLINE_S + 16
 
 
-def test_a_finalist_that_keeps_its_result_is_refused_with_the_reason(cache: Path, tmp_path: Path) -> None:
+def test_a_finalist_that_keeps_its_result_is_refused_with_the_reason(cache, tmp_path):
     session = tune_faults(tmp_path, "keeps_result", cache=cache, finals=8)
     kept = session.trial_of("keeps_result")
     if kept.outcome is Outcome.OK:  # unless it happened to be pruned
@@ -143,7 +143,7 @@ class Kit:
 
 
 @pytest.fixture(scope="module")
-def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+def kit(tmp_path_factory):
     try:
         kit = Kit(tmp_path_factory.mktemp("kit"))
     except ToolchainError as error:
@@ -155,7 +155,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
 
 
 @pytest.fixture(scope="module")
-def findings(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def findings(kit, tmp_path_factory):
     """Findings of each tool for each fault."""
     candidates = [kit.candidate(fault) for fault in SANITIZED]
     with pytest.MonkeyPatch.context() as patch, no_traces(tmp_path_factory.mktemp("temporary"), patch):
@@ -164,19 +164,19 @@ def findings(kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Findings:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_healthy_kernel_passes(findings: Findings, tool: Tool) -> None:
+def test_a_healthy_kernel_passes(findings, tool):
     assert (findings[HEALTHY, tool].result, findings[HEALTHY, tool].reason) == ("passed", "")
 
 
 @pytest.mark.parametrize("fault", FINDINGS)
-def test_each_fault_is_found_by_its_tool_and_by_no_other(findings: Findings, fault: str) -> None:
+def test_each_fault_is_found_by_its_tool_and_by_no_other(findings, fault):
     tool, reason = FINDINGS[fault]
     failed = {each: findings[fault, each].reason for each in TOOLS if findings[fault, each].result == "failed"}
     assert failed.keys() == {tool}, failed
     assert re.fullmatch(reason, failed[tool]), failed
 
 
-def test_a_crash_is_a_fault_for_memcheck_alone(kit: Kit) -> None:
+def test_a_crash_is_a_fault_for_memcheck_alone(kit):
     crash = kit.candidate("illegal_address")
     memory, races = kit.sanitizer(DEADLINE_S).check_all([crash], ["memcheck", "racecheck"])[0]
     assert memory.result == "failed", memory.reason
@@ -185,9 +185,7 @@ def test_a_crash_is_a_fault_for_memcheck_alone(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_kernel_without_end_is_given_up(
-    kit: Kit, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_without_end_is_given_up(kit, tool, tmp_path, monkeypatch):
     endless = kit.candidate("infinite_loop")
     with no_traces(tmp_path, monkeypatch):
         found = kit.sanitizer(20).check(endless, tool)
@@ -195,7 +193,7 @@ def test_a_kernel_without_end_is_given_up(
     assert (found.result, found.reason) == ("unchecked", expected)
 
 
-def test_what_a_kernel_prints_is_not_taken_for_a_report(kit: Kit, scale_toml: Path, tmp_path: Path) -> None:
+def test_what_a_kernel_prints_is_not_taken_for_a_report(kit, scale_toml, tmp_path):
     """It prints what the tool prints of a fault, and what the child prints when it fails."""
     lines = (
         "========= Invalid __global__ write of size 4 bytes",

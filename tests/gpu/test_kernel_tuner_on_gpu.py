@@ -1,7 +1,6 @@
 """Kernel Tuner's interface on a GPU."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ SIZES = {"block_size_x": [64, 128, 256]}
 
 
 @pytest.fixture(autouse=True)
-def _own_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_database(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "tuned.db"))
 
 
@@ -40,7 +39,7 @@ def tune_add(given: list[Any], source: str = ADD, **more: Any) -> Any:
     return tune_kernel("add", source, N, given, SIZES, quiet=True, **more)
 
 
-def test_every_configuration_has_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_configuration_has_a_result(capsys):
     given = arguments()
     results, env = tune_kernel(
         "add",
@@ -63,7 +62,7 @@ def test_every_configuration_has_a_result(capsys: pytest.CaptureFixture[str]) ->
     assert "time=" in capsys.readouterr().out
 
 
-def test_a_wrong_configuration_is_marked_and_a_function_verifies() -> None:
+def test_a_wrong_configuration_is_marked_and_a_function_verifies():
     given, seen = arguments(), []
     source = ADD.replace("a[i] + b[i]", "a[i] + (block_size_x == 128 ? 2 : 1) * b[i]")
     results, _ = tune_add(given, source=source, answer=[given[1] + given[2], None, None, None])
@@ -79,7 +78,7 @@ def test_a_wrong_configuration_is_marked_and_a_function_verifies() -> None:
     assert seen[0] == (0.5, None)
 
 
-def test_one_configuration_runs_and_returns_its_arguments() -> None:
+def test_one_configuration_runs_and_returns_its_arguments():
     given = arguments()
     c, a, _, n = run_kernel("add", ADD, N, given, {"block_size_x": 128})
     np.testing.assert_array_equal(c, given[1] + given[2])
@@ -96,11 +95,11 @@ class TestArraysOnTheGpu:
     """They are used in place, as Kernel Tuner's CuPy backend does."""
 
     @pytest.fixture
-    def arrays(self, cp: Any) -> tuple[Any, Any, Any]:
+    def arrays(self, cp):
         a, b = (cp.random.random(N, dtype=cp.float32) for _ in range(2))
         return cp.zeros_like(a), a, b
 
-    def test_a_python_kernel(self, arrays: Any) -> None:
+    def test_a_python_kernel(self, arrays):
         c, a, b = arrays
         before = a.get(), b.get()
         add = python_add(c, a, b, source=ADD.replace("const ", ""), lang="cupy")
@@ -110,7 +109,7 @@ class TestArraysOnTheGpu:
         add(a, c, b, np.int32(N))
         np.testing.assert_array_equal(a.get(), c.get() + before[1])
 
-    def test_arrays_of_both_kinds_and_an_output_that_is_no_input_of_the_call(self, arrays: Any) -> None:
+    def test_arrays_of_both_kinds_and_an_output_that_is_no_input_of_the_call(self, arrays):
         c, a, b = arrays
         (returned,) = python_add(c, a, b)(np.zeros(N, np.float32), a, b, np.int32(N))
         np.testing.assert_array_equal(returned, (a + b).get())
@@ -118,14 +117,14 @@ class TestArraysOnTheGpu:
         np.testing.assert_array_equal(c.get(), (a + b).get())
 
     @pytest.mark.parametrize("step", [1, 2])
-    def test_one_run(self, arrays: Any, step: int) -> None:
+    def test_one_run(self, arrays, step):
         c, a, b = arrays
         spread = c.repeat(step)[::step]
         returned = run_kernel("add", ADD, N, [spread, a, b, np.int32(N)], {"block_size_x": 128})
         np.testing.assert_array_equal(spread.get(), (a + b).get())
         np.testing.assert_array_equal(returned[0], spread.get())
 
-    def test_an_array_that_is_two_arguments_and_tuning_leaves_them_as_they_are(self, arrays: Any) -> None:
+    def test_an_array_that_is_two_arguments_and_tuning_leaves_them_as_they_are(self, arrays):
         c, a, b = arrays
         tune_add([*arrays, np.int32(N)])
         assert not c.any()
@@ -133,14 +132,14 @@ class TestArraysOnTheGpu:
         run_kernel("add", ADD.replace("const ", ""), N, [a, a, b, np.int32(N)], {"block_size_x": 128})
         np.testing.assert_array_equal(a.get(), expected)
 
-    def test_tensors(self, arrays: Any) -> None:
+    def test_tensors(self, arrays):
         torch = pytest.importorskip("torch")
         c, a, b = (torch.as_tensor(array, device="cuda") for array in arrays)
         python_add(c, a, b)(c, a, b, np.int32(N))
         assert torch.equal(c, a + b)
 
 
-def test_constants_templates_and_generated_source() -> None:
+def test_constants_templates_and_generated_source():
     source = """
     __constant__ float factor[2];
     template <typename T, int B> __global__ void scale(T* y) { y[blockIdx.x * B + threadIdx.x] *= factor[1]; }
@@ -159,7 +158,7 @@ def test_constants_templates_and_generated_source() -> None:
     np.testing.assert_array_equal(scaled, 3 * y)
 
 
-def test_precision_is_a_parameter() -> None:
+def test_precision_is_a_parameter():
     source = """
     #include <cuda_fp16.h>
     template <typename T> __global__ void copy(const T* x, T* y) {

@@ -67,7 +67,7 @@ SERVED: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "f
 
 
 @pytest.mark.parametrize("case", ELEMENTS)
-def test_an_element_type_is_verified_and_served_and_a_wrong_result_is_found(tmp_path: Path, case: str, cp: Any) -> None:
+def test_an_element_type_is_verified_and_served_and_a_wrong_result_is_found(tmp_path, case, cp):
     toml = map_kernel(tmp_path, case)
     expect_ok(toml)
     if case in SERVED:
@@ -103,7 +103,7 @@ scale = { scalar = "float32", value = [7, 3] }
 """
 
 
-def test_a_struct_by_value(tmp_path: Path, cp: Any) -> None:
+def test_a_struct_by_value(tmp_path, cp):
     head, _, tail = MAP_SPACE.partition("[arguments]")
     _, _, reference = tail.partition("[reference]")
     space = f"{head}[arguments]{STRUCT_ARGUMENTS}[reference]{reference.replace('@reference', '3 * x')}"
@@ -154,7 +154,7 @@ N = { scalar = "int32", value = "N" }
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 4])
-def test_a_cooperative_launch_and_clusters_from_a_parameter(tmp_path: Path, blocks: int, cp: Any) -> None:
+def test_a_cooperative_launch_and_clusters_from_a_parameter(tmp_path, blocks, cp):
     if blocks and live_device().compute_capability < "9.0":
         pytest.skip("needs compute capability 9.0")
     template, launch, config = REVERSE_TEMPLATE, "cooperative = true", {}
@@ -193,7 +193,7 @@ N = { scalar = "int32", value = "N" }
 
 
 @pytest.fixture
-def blur(tmp_path: Path) -> Path:
+def blur(tmp_path):
     return write_kernel(tmp_path, BLUR_TEMPLATE, BLUR_SPACE)
 
 
@@ -201,7 +201,7 @@ def convolved(f: Any, x: Any) -> Any:
     return np.convolve(x.get(), f.get()[::-1], "same")
 
 
-def test_constant_memory_in_tuning_and_served(blur: Path, cp: Any) -> None:
+def test_constant_memory_in_tuning_and_served(blur, cp):
     expect_ok(blur)
     kernel = get_best_kernel(str(blur), N=1000)
     x = cp.random.default_rng(0).standard_normal(1000, dtype=cp.float32)
@@ -212,7 +212,7 @@ def test_constant_memory_in_tuning_and_served(blur: Path, cp: Any) -> None:
             np.testing.assert_allclose(kernel(f, x, *outputs).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
 
 
-def test_two_streams_and_a_bound_function_have_constants_of_their_own(blur: Path, cp: Any) -> None:
+def test_two_streams_and_a_bound_function_have_constants_of_their_own(blur, cp):
     kernel = get_best_kernel(str(blur), N=1000)
     x, y, f = cp.ones(1000, cp.float32), cp.empty(1000, cp.float32), cp.full(3, 2.0, cp.float32)
     launch = kernel.bind(f, x, y)
@@ -252,7 +252,7 @@ N = { scalar = "int32", value = "N" }
 )
 
 
-def test_atomics_add_into_zeros_in_tuning_and_when_served(tmp_path: Path, cp: Any) -> None:
+def test_atomics_add_into_zeros_in_tuning_and_when_served(tmp_path, cp):
     histogram = write_kernel(tmp_path, HISTOGRAM_TEMPLATE, HISTOGRAM)
     expect_ok(histogram)
     kernel = get_best_kernel(str(histogram), N=1000)
@@ -292,7 +292,7 @@ W = { scalar = "int32", value = "W" }
 )
 
 
-def test_textures(tmp_path: Path, cp: Any) -> None:
+def test_textures(tmp_path, cp):
     toml = write_kernel(tmp_path, TEXTURE_TEMPLATE, TEXTURE_SPACE)
     expect_ok(toml)
     kernel = get_best_kernel(str(toml), H=50, W=64)
@@ -309,7 +309,7 @@ ALL = TuneOptions(sampler="brute-force", discard=False, finals=0)
 
 
 @pytest.fixture
-def split_toml(tmp_path: Path) -> Path:
+def split_toml(tmp_path):
     return write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)
 
 
@@ -324,7 +324,7 @@ def with_default(toml: Path, **values: object) -> Path:
 
 
 @pytest.mark.parametrize(("dtype", "flags"), [("float32", {}), ("float16", {"OUT_FP32": 1, "TRANS_B": 1})])
-def test_workspaces_are_verified(split_toml: Path, dtype: str, flags: dict[str, int]) -> None:
+def test_workspaces_are_verified(split_toml, dtype, flags):
     """Correct configurations pass, and each fault is identified by its effect on a workspace."""
     _, trials = tune_watched(split_toml, ALL, dtype=dtype, M=256, N=192, K=320, **flags)
     found = {tuple(trial.config.values()): (trial.outcome, trial.reason) for trial in trials}
@@ -341,7 +341,7 @@ def test_workspaces_are_verified(split_toml: Path, dtype: str, flags: dict[str, 
 
 @pytest.mark.parametrize("split_k", [1, 5])
 @pytest.mark.parametrize("shape", list(product([0, 1], [0, 1], [1, 3])))
-def test_flags_and_stacks(split_toml: Path, cp: Any, split_k: int, shape: tuple[int, int, int]) -> None:
+def test_flags_and_stacks(split_toml, cp, split_k, shape):
     trans_a, trans_b, batch = shape
     kernel = get_best_kernel(
         str(with_default(split_toml, SPLIT_K=split_k)), M=33, N=17, K=70, BATCH=batch, TRANS_A=trans_a, TRANS_B=trans_b
@@ -354,7 +354,7 @@ def test_flags_and_stacks(split_toml: Path, cp: Any, split_k: int, shape: tuple[
         np.testing.assert_allclose(kernel(*given).get(), a @ b, rtol=1e-4, atol=1e-4)
 
 
-def test_a_stack_of_one_is_taken_and_returned_as_a_matrix_also_of_another_type(split_toml: Path, cp: Any) -> None:
+def test_a_stack_of_one_is_taken_and_returned_as_a_matrix_also_of_another_type(split_toml, cp):
     kernel = get_best_kernel(str(split_toml), M=33, N=17, K=70)
     a, b = cp.ones((33, 70), np.float32), cp.ones((70, 17), np.float32)
     assert kernel(a, b).shape == (33, 17)
@@ -370,7 +370,7 @@ def test_a_stack_of_one_is_taken_and_returned_as_a_matrix_also_of_another_type(s
     np.testing.assert_allclose(out.get(), 70 * float(np.float16(0.1)), rtol=1e-6)
 
 
-def test_streams_have_workspaces_of_their_own(split_toml: Path, cp: Any) -> None:
+def test_streams_have_workspaces_of_their_own(split_toml, cp):
     """With shared workspaces, concurrent launches would corrupt each other's partial sums and counters."""
     kernel = get_best_kernel(str(with_default(split_toml, SPLIT_K=5)), M=512, N=512, K=512)
     b = cp.asarray(np.random.default_rng(0).standard_normal((512, 512)), np.float32)
@@ -392,13 +392,13 @@ def test_streams_have_workspaces_of_their_own(split_toml: Path, cp: Any) -> None
 
 @pytest.mark.usefixtures("hopper")
 class TestTensorMaps:
-    def test_every_configuration_is_right(self) -> None:
+    def test_every_configuration_is_right(self):
         """For every swizzle, at a tuned and at a ragged shape."""
         result, trials = tune_watched(TRANSPOSE, ALL, M=1000, N=520)
         reasons = [trial.reason for trial in trials if trial.outcome is not Outcome.OK]
         assert result.outcomes == {Outcome.OK: 81}, reasons[:3]
 
-    def test_it_is_served(self, cp: Any) -> None:
+    def test_it_is_served(self, cp):
         kernel = get_best_kernel(str(TRANSPOSE), M=301, N=44)
         for seed in (1, 0):
             a = cp.asarray(np.random.default_rng(seed).standard_normal((301, 44)), np.float32)
@@ -413,7 +413,7 @@ class TestTensorMaps:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_clusters(tmp_path: Path) -> None:
+def test_clusters(tmp_path):
     toml = write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)
     result = autotile.tune(str(toml), n=100_000, options=ALL)
     assert result.outcomes == {Outcome.OK: result.valid}
@@ -463,7 +463,7 @@ n = { scalar = "int32", value = "N" }
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
-def test_a_template_with_macros_of_sizes(tmp_path: Path, compiler: str) -> None:
+def test_a_template_with_macros_of_sizes(tmp_path, compiler):
     if compiler == "nvcc" and not installed_nvcc():
         pytest.skip("there is no nvcc on this machine")
     (tmp_path / "scale.cu").write_text(SCALE_TEMPLATE)
@@ -477,7 +477,7 @@ def tuned(path: Path, options: TuneOptions = ALL, **sizes: int) -> list[Trial]:
     return tune_watched(path, options, **sizes)[1]
 
 
-def test_a_reduction_of_two_kernels(tmp_path: Path, cp: Any) -> None:
+def test_a_reduction_of_two_kernels(tmp_path, cp):
     path = write_steps(tmp_path, "two_step_sum")
     found = tuned(path, N=1000000)
     assert len(found) == 16
@@ -495,7 +495,7 @@ def test_a_reduction_of_two_kernels(tmp_path: Path, cp: Any) -> None:
 
 
 @pytest.mark.parametrize("split", [1, 4])
-def test_a_second_pass_with_a_condition(tmp_path: Path, cp: Any, split: int) -> None:
+def test_a_second_pass_with_a_condition(tmp_path, cp, split):
     path = write_steps(tmp_path, "split_rows")
     path.write_text(path.read_text().replace("SPLIT = 1 }", f"SPLIT = {split} }}"))
     forget_served()
@@ -509,12 +509,12 @@ def test_a_second_pass_with_a_condition(tmp_path: Path, cp: Any, split: int) -> 
         cp.testing.assert_allclose(y, x.sum(axis=1), rtol=1e-3, atol=1e-3)
 
 
-def test_both_sides_of_a_condition_are_tuned(tmp_path: Path) -> None:
+def test_both_sides_of_a_condition_are_tuned(tmp_path):
     found = tuned(write_steps(tmp_path, "split_rows"), M=1000, N=512)
     assert [trial.outcome for trial in found] == [Outcome.OK] * 4
 
 
-def test_repetitions_exchange_their_arrays(tmp_path: Path, cp: Any) -> None:
+def test_repetitions_exchange_their_arrays(tmp_path, cp):
     path = write_steps(tmp_path, "scan_rounds")
     found = tuned(path, TuneOptions(sampler="brute-force", finals=2), N=4000)
     assert {trial.outcome for trial in found} <= {Outcome.OK, Outcome.PRUNED}
@@ -531,14 +531,14 @@ def test_repetitions_exchange_their_arrays(tmp_path: Path, cp: Any) -> None:
     cp.testing.assert_allclose(y, expected, rtol=1e-5)
 
 
-def test_energy_of_a_call(tmp_path: Path) -> None:
+def test_energy_of_a_call(tmp_path):
     options = TuneOptions(sampler="brute-force", finals=0, trials=1, objectives=("time", "energy"))
     (trial,) = tuned(write_steps(tmp_path, "scan_rounds"), options, N=4000)[:1]
     assert float(trial.telemetry["energy_mj"]) > 0
 
 
 @pytest.mark.parametrize(("name", "count"), [("several_steps", 6), ("block_sums", 3)])
-def test_arrays_and_references_that_depend_on_parameters(tmp_path: Path, cp: Any, name: str, count: int) -> None:
+def test_arrays_and_references_that_depend_on_parameters(tmp_path, cp, name, count):
     path = write_steps(tmp_path, name)
     found = tuned(path, TuneOptions(sampler="brute-force", discard=False, finals=3), N=100000)
     assert [trial.outcome for trial in found if trial.stage == "measure"] == [Outcome.OK] * count
@@ -557,7 +557,7 @@ def test_arrays_and_references_that_depend_on_parameters(tmp_path: Path, cp: Any
         kernel(x, *(cp.zeros(7, cp.float32) for _ in range(len(kernel.shapes) - 1)))
 
 
-def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path: Path) -> None:
+def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path):
     """Seven trials have every setting of both steps, of 21 pairs; then the best of each are combined."""
     result, trials = tune_watched(write_steps(tmp_path, "apart"), TuneOptions(sampler="random"), N=1000)
     assert any("steps that share no parameters were tuned apart in" in notice for notice in result.notices)
@@ -566,7 +566,7 @@ def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path: Path) -> None:
     assert result.stopped.rule == "space"
 
 
-def test_an_objective_decides(tmp_path: Path) -> None:
+def test_an_objective_decides(tmp_path):
     """Three steps in one launch take less than three launches of one step, so the cost of a step falls."""
     path = write_steps(tmp_path, "several_steps")
     path.write_text(path.read_text().replace("[work]", '[metrics]\nrate = "N * STEPS / time_us"\n[work]'))

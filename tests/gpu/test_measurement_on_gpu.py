@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,12 +35,12 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def kernels() -> CeilingKernels:
+def kernels():
     settings = read_settings()
     return CeilingKernels(live_device(), CubinCache(settings.cache, settings.cache_limit_bytes))
 
 
-def test_every_kernel_computes_what_it_should_and_work_that_was_not_done_is_a_fault(kernels: CeilingKernels) -> None:
+def test_every_kernel_computes_what_it_should_and_work_that_was_not_done_is_a_fault(kernels):
     seen = set()
     for loops in kernels.groups():
         for loop in loops:
@@ -60,7 +58,7 @@ def test_every_kernel_computes_what_it_should_and_work_that_was_not_done_is_a_fa
     assert {"dram_read", "dram_copy", "l2_read", "l2_copy", "fma_float32", "fma_float64", "fma_float16"} <= seen
 
 
-def test_the_time_of_a_round_is_constant(kernels: CeilingKernels) -> None:
+def test_the_time_of_a_round_is_constant(kernels):
     """Twice the rounds take twice the time, so that none is skipped."""
     cp = load_cupy()
     for loops in kernels.groups():
@@ -81,7 +79,7 @@ def test_the_time_of_a_round_is_constant(kernels: CeilingKernels) -> None:
         assert times[1] > 1.4 * times[0], (loop.ceiling, loop.method, times)
 
 
-def test_a_gpu_is_measured_and_listed(tmp_path: Path) -> None:
+def test_a_gpu_is_measured_and_listed(tmp_path):
     path, begin = tmp_path / "tuning.db", time.monotonic()
     measured = autotile.measure_device(0, database=path)
     assert time.monotonic() - begin < 60
@@ -100,7 +98,7 @@ def _check_order(measured: DeviceCeilings) -> None:
         assert value["tensor_float16"] > value["tensor_tf32"] > value["fma_float32"]
 
 
-def test_an_unusable_device_is_one_line() -> None:
+def test_an_unusable_device_is_one_line():
     settings = read_settings()
     with pytest.raises(ToolchainError) as caught:
         request_ceilings(settings.cache, settings.cache_limit_bytes, 63)
@@ -116,12 +114,12 @@ MIN_W, MAX_W = 20.0, 1500.0
 
 
 @pytest.fixture(scope="module")
-def support(tmp_path_factory: pytest.TempPathFactory) -> SupportKernels:
+def support(tmp_path_factory):
     return SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 10**8), live_device().architecture)
 
 
 @pytest.fixture(scope="module", params=["hot", "cold"])
-def energy_mj(request: pytest.FixtureRequest, support: SupportKernels) -> Measure:
+def energy_mj(request, support):
     """Return a function that measures the energy (mJ) and the time (us) of a kernel of ``turns`` turns."""
     device = live_device()
     timer = Timer(device.l2_bytes, request.param, 0.1)
@@ -143,21 +141,19 @@ def energy_mj(request: pytest.FixtureRequest, support: SupportKernels) -> Measur
 class TestEnergy:
     """Energy of a kernel that takes a given number of clock cycles, to which it is proportional."""
 
-    def test_a_longer_kernel_uses_more(self, energy_mj: Measure) -> None:
+    def test_a_longer_kernel_uses_more(self, energy_mj):
         (short_mj, short_us), (long_mj, long_us) = energy_mj(20_000), energy_mj(200_000)
         assert long_mj / short_mj == pytest.approx(long_us / short_us, rel=0.3)
 
     @pytest.mark.parametrize("turns", [4_000, 40_000, 4_000_000])
-    def test_it_repeats_and_is_that_of_a_gpu(self, energy_mj: Measure, turns: int) -> None:
+    def test_it_repeats_and_is_that_of_a_gpu(self, energy_mj, turns):
         (first, time_us), (second, _) = energy_mj(turns), energy_mj(turns)
         assert second == pytest.approx(first, rel=0.2)
         if turns == 40_000:
             assert MIN_W < 1e3 * first / time_us < MAX_W
 
 
-def test_an_error_is_the_greatest_and_what_is_not_a_number_is_wrong_and_has_none(
-    support: SupportKernels, cp: Any
-) -> None:
+def test_an_error_is_the_greatest_and_what_is_not_a_number_is_wrong_and_has_none(support, cp):
     want = np.linspace(-3.0, 3.0, 100_003)
     got = want.astype(np.float32)
     got[[7, 100_002]] += np.float32([1e-3, 3e-3])
@@ -173,7 +169,7 @@ def test_an_error_is_the_greatest_and_what_is_not_a_number_is_wrong_and_has_none
         assert found == (1, 69, 0.0)
 
 
-def test_a_candidate_has_the_error_of_fp32_and_its_energy_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_candidate_has_the_error_of_fp32_and_its_energy_where_it_is_asked_for(tmp_path):
     """The default configuration of a matrix product, with and without its energy."""
     kernel = load_kernel("matmul_tiled")
     candidate = compiled(kernel, kernel.spec.default, CubinCache(tmp_path, 10**8))
@@ -191,7 +187,7 @@ def test_a_candidate_has_the_error_of_fp32_and_its_energy_where_it_is_asked_for(
     assert MIN_W < 1e3 * float(asked.telemetry["energy_mj"]) / asked.measurement.time_us < MAX_W
 
 
-def test_a_session_finds_what_can_be_had_for_what(tmp_path: Path) -> None:
+def test_a_session_finds_what_can_be_had_for_what(tmp_path):
     options = TuneOptions(objectives=("registers", "energy", "error"), trials=8, database=str(tmp_path / "tuning.db"))
     result = autotile.tune("matmul_tiled", **SIZES, options=options)
     document = result.to_json()

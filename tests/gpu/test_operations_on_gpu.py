@@ -6,7 +6,6 @@ import json
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.operations import libraries_for
 from autotile.settings import child_environment, read_settings
 from autotile.tuning.family_session import FAULTS as FAULTY_OUTCOMES
-from autotile.tuning.operation_family import Sweep, problem_of
+from autotile.tuning.operation_family import problem_of
 from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.workers import gpu as gpu_module
@@ -51,7 +50,7 @@ pytestmark = pytest.mark.gpu
     ("dtype", "sizes"),
     [("bfloat16", {"M": 257, "N": 128, "K": 513}), ("float32", {"M": 64, "N": 512, "K": 256, "TRANS_B": 1})],
 )
-def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None:
+def test_kernels_and_cublas_are_raced(dtype, sizes):
     result = autotile.tune("matmul", sizes, dtype=dtype, options=TuneOptions(trials=8, finals=2), progress=False)
     assert isinstance(result, OperationResult)
     assert not result.notices, result.notices
@@ -68,7 +67,7 @@ def test_kernels_and_cublas_are_raced(dtype: str, sizes: dict[str, int]) -> None
             assert database.best(one.name, dtype=dtype)[0].trial.time_us == one.time_us
 
 
-def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scaling_toml: Path) -> None:
+def test_a_function_of_ones_own_is_raced_and_a_wrong_one_fails(scaling_toml):
     operation = load_operation(str(scaling_toml))
 
     def right(x: Any, y: Any) -> None:
@@ -100,7 +99,7 @@ def ask(worker: GpuWorker, message: Any) -> Any:
     return worker(message, lambda stage: None)
 
 
-def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_path: Path) -> None:
+def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml, tmp_path):
     """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
     first, entry = workload_and_entry(load_kernel(str(scale_toml)), {"n": 1000}, tmp_path)
     second, worker, problems = replace(first, sizes={"n": 2000}), GpuWorker(), []
@@ -113,9 +112,7 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml: Path, tmp_
     assert problems[0] is not problems[1]
 
 
-def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(EventTimer, "is_late", True)
     workload, entry = workload_and_entry(load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}, tmp_path)
     worker = GpuWorker()
@@ -125,7 +122,7 @@ def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(
         assert [(one.outcome, one.reason) for one in reply["readings"]] == [(Outcome.OK, "")]
 
 
-def test_a_family_is_measured_and_its_model_stored(scaling_toml: Path) -> None:
+def test_a_family_is_measured_and_its_model_stored(scaling_toml):
     """Every pair of a problem and a configuration is verified; a run after it measures nothing again."""
     options = TuneOptions(trials=26, workers=4)
     result = autotile.tune_family(str(scaling_toml), n="1000..1000000", options=options, progress=False)
@@ -139,7 +136,7 @@ def test_a_family_is_measured_and_its_model_stored(scaling_toml: Path) -> None:
     assert (again.resumed, again.pairs) == (26, result.pairs)
 
 
-def test_products_are_swept_beside_cublas(sweep_of: Callable[..., Sweep]) -> None:
+def test_products_are_swept_beside_cublas(sweep_of):
     operation = load_operation("matmul")
     sweep = sweep_of(operation, "float32", libraries_for(operation))
     kernels = {member.name: member.load() for member in operation.members if "float32" in member.dtypes}
@@ -166,9 +163,7 @@ FAULTS = {
 
 
 @pytest.mark.timeout(600)
-def test_a_sweep_blames_the_configuration_that_is_at_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_of: Callable[..., Sweep]
-) -> None:
+def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path, monkeypatch, sweep_of):
     """Whatever one does to the worker, those before and after it are right."""
     monkeypatch.setattr(gpu_module, "_GRID_DEADLINE_S", 20.0)
     monkeypatch.setattr(gpu_module, "_ENTRY_DEADLINE_S", 0.0)
@@ -196,9 +191,7 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_shipped_models_choose_is_right(
-    dtype: str, layout: tuple[int, int], sweep_of: Callable[..., Sweep]
-) -> None:
+def test_what_shipped_models_choose_is_right(dtype, layout, sweep_of):
     operation, device = load_operation("matmul"), live_device()
     model = shipped_model("matmul", dtype, device)
     if model is None:
@@ -234,7 +227,7 @@ FOLDER = ROOT / "examples" / "row_sums"
         ("row_sums_split", {"ROWS": 64, "N": 20_000}),
     ],
 )
-def test_every_configuration_is_right(kernel: str, sizes: dict[str, int]) -> None:
+def test_every_configuration_is_right(kernel, sizes):
     options = autotile.TuneOptions(sampler="random", trials=8, finals=0, discard=False, workers=4)
     _, trials = tune_watched(FOLDER / f"{kernel}.toml", options, **sizes)
     assert len(trials) == 8
@@ -242,7 +235,7 @@ def test_every_configuration_is_right(kernel: str, sizes: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize("library", [True, False])
-def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_served_is_right(library, monkeypatch):
     monkeypatch.setattr(operations, "_added", {})
     runpy.run_path(str(FOLDER / "row_sums.py"))
     for rows, n in ((1, 1_000_000), (64, 200_001), (4097, 33)):
@@ -256,7 +249,7 @@ def test_what_is_served_is_right(library: bool, monkeypatch: pytest.MonkeyPatch)
             assert float(cp.abs(sums - want).max()) < 1e-4 * n**0.5
 
 
-def test_the_benchmark_at_random_sizes(tmp_path: Path) -> None:
+def test_the_benchmark_at_random_sizes(tmp_path):
     output = tmp_path / "any_size.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "any_size.py"), "--operation", str(FOLDER / "row_sums.toml")]
     command += ["--python", str(FOLDER / "row_sums.py"), "ROWS=1..4096", "N=16..100000", "--count", "4"]
@@ -278,7 +271,7 @@ SIZES = {"M": 70, "N": 96, "K": 130}
 
 
 @pytest.fixture(autouse=True)
-def _no_added_libraries() -> Iterator[None]:
+def _no_added_libraries():
     yield
     operations._added.clear()
     default_dispatcher.clear()
@@ -313,14 +306,14 @@ def assert_captured(kernel: Any) -> tuple[Any, Any, Any]:
 
 
 @pytest.fixture
-def only_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_cublas(monkeypatch):
     """No model of times."""
     monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
 
 @pytest.mark.usefixtures("only_cublas")
 class TestCublas:
-    def test_it_is_called_like_a_kernel(self) -> None:
+    def test_it_is_called_like_a_kernel(self):
         kernel = served(EMULATE=0)
         assert (kernel.kernel, kernel.tier, kernel.can_launch) == ("cublas", "library", True)
         a, b = factors()
@@ -334,7 +327,7 @@ class TestCublas:
         with pytest.raises(ArgumentError, match="has shape"):
             kernel(b, a)
 
-    def test_every_call_gives_the_same_bits_and_it_can_be_captured(self) -> None:
+    def test_every_call_gives_the_same_bits_and_it_can_be_captured(self):
         kernel = served()
         a, b, _ = assert_captured(kernel)
         first = kernel(a, b).get()
@@ -345,7 +338,7 @@ class TestCublas:
             assert (again.get() == first).all()
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-    def test_views_and_batches_of_pytorch(self, dtype: str) -> None:
+    def test_views_and_batches_of_pytorch(self, dtype):
         torch = pytest.importorskip("torch")
         a = torch.randn((3, 33, 40), device="cuda").to(getattr(torch, dtype))
         b = torch.randn((3, 24, 33), device="cuda").to(getattr(torch, dtype))
@@ -358,7 +351,7 @@ class TestCublas:
 
 
 class TestRace:
-    def test_the_first_call_races_and_the_times_are_stored(self) -> None:
+    def test_the_first_call_races_and_the_times_are_stored(self):
         kernel = served(race=True, EMULATE=0)
         assert type(kernel) is BoundKernel
         kernel.load()
@@ -375,14 +368,14 @@ class TestRace:
         assert served(EMULATE=0).kernel == kernel.kernel
         assert served(EMULATE=0).tier == "exact"
 
-    def test_not_while_the_stream_is_captured(self) -> None:
+    def test_not_while_the_stream_is_captured(self):
         kernel = served(race=True)
         arrays = assert_captured(kernel)
         assert kernel.tier != "exact"
         kernel(*arrays)
         assert kernel.tier == "exact"
 
-    def test_not_if_the_output_overlaps_an_input_and_what_is_added_to_is_added_to_once(self) -> None:
+    def test_not_if_the_output_overlaps_an_input_and_what_is_added_to_is_added_to_once(self):
         kernel = autotile.get_best_kernel("matmul", dtype="float32", M=64, N=64, K=64, race=True)
         a, b = (cp.ones((64, 64), "float32") for _ in range(2))
         kernel(a, b, a)
@@ -391,7 +384,7 @@ class TestRace:
         autotile.matmul(a, b, out, beta=5.0, race=True)
         assert is_close(out - 5, a, b)
 
-    def test_a_wrong_library_loses(self, only_kernel: Callable[[str], None]) -> None:
+    def test_a_wrong_library_loses(self, only_kernel):
         only_kernel("sgemm")
         autotile.add_library("matmul", "wrong", lambda a, b, c, **_: c.fill(0))
         kernel, (a, b) = served(race=True), factors()
@@ -399,7 +392,7 @@ class TestRace:
         assert "wrong" not in {one.kernel for one in kernel.contenders}
 
 
-def test_a_library_of_ones_own(scaling_toml: Path) -> None:
+def test_a_library_of_ones_own(scaling_toml):
     x = cp.arange(1000, dtype="float32")
     assert (autotile.get_best_kernel(str(scaling_toml), n=1000)(x) == 2 * x).all()
     called = []
@@ -423,14 +416,14 @@ class TestAllKinds:
     """What a kernel can do, a library and a race can."""
 
     @pytest.fixture
-    def kernel(self, kind: str, request: pytest.FixtureRequest) -> Any:
+    def kernel(self, kind, request):
         if kind == "plain":
             return autotile.get_best_kernel("sgemm", **SIZES)
         if kind == "library":
             request.getfixturevalue("only_cublas")
         return served(EMULATE=0, race=kind == "raced")
 
-    def test_a_call_is_captured(self, kernel: Any, kind: str, tmp_path: Path) -> None:
+    def test_a_call_is_captured(self, kernel, kind, tmp_path):
         a, b = factors()
         captured = autotile.capture(kernel, tmp_path / "calls", calls=1)
         for stream in (None, cp.cuda.Stream(non_blocking=True)):
@@ -446,7 +439,7 @@ class TestAllKinds:
         np.testing.assert_array_equal(np.load(folder / "A.npy").reshape(a.shape), a.get())
         assert with_captured_call(load_kernel(call.kernel).spec, folder)
 
-    def test_it_adopts_itself_and_others(self, kernel: Any) -> None:
+    def test_it_adopts_itself_and_others(self, kernel):
         a, b = factors()
         assert kernel.adopt(kernel)
         assert is_close(kernel(a, b), a, b)
@@ -458,7 +451,7 @@ class TestAllKinds:
             assert is_close(kernel(a, b), a, b)
         assert kernel.explain()
 
-    def test_a_bound_call(self, kernel: Any, kind: str) -> None:
+    def test_a_bound_call(self, kernel, kind):
         a, b = factors()
         out = cp.zeros((70, 96), "float32")
         kernel.bind(a, b, out)()
@@ -470,7 +463,7 @@ class TestAllKinds:
 
 
 @pytest.mark.usefixtures("only_cublas")
-def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel() -> None:
+def test_a_kernel_takes_the_place_of_a_library_and_a_library_that_of_a_kernel():
     library, kernel = served(EMULATE=0), served(EMULATE=0, library=False)
     a, b = factors()
     assert (library.is_library, kernel.is_library) == (True, False)

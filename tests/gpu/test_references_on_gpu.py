@@ -25,7 +25,7 @@ from autotile.serving.dispatcher import default_dispatcher
 pytestmark = pytest.mark.gpu
 
 
-def test_values(cp: Any) -> None:
+def test_values(cp):
     given = environment()
     on_device = {name: cp.asarray(value) if np.ndim(value) else value for name, value in given.items()}
     faults = []
@@ -41,7 +41,7 @@ def test_values(cp: Any) -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_indices_out_of_bounds_are_found(cp: Any) -> None:
+def test_indices_out_of_bounds_are_found(cp):
     x, i = cp.arange(4.0), cp.array([0, 4])
     for text in ("x[i]", "take(x, i)", "bincount(i, 4)", "scatter_add(x, i, 1)"):
         with pytest.raises(SpecError, match="indices from 0 to 4 for an axis of 4"):
@@ -92,7 +92,7 @@ def written(folder: Path, *, entry: str = "smooth", kind: str = "float32", refer
 
 
 @pytest.mark.parametrize("more", ["", 'element_type = "float64"'])
-def test_a_template_computes_the_reference(tmp_path: Path, more: str) -> None:
+def test_a_template_computes_the_reference(tmp_path, more):
     toml = written(tmp_path, reference="naive<double>" if more else "naive<float>", more=more)
     expect_ok(toml)
     expect_wrong(toml, "y[0]", ERROR=1)
@@ -109,13 +109,13 @@ def write_other(folder: Path, parameters: str, body: str) -> None:
     (folder / "other.cu").write_text(OTHER.replace("PARAMETERS", parameters).replace("BODY", body))
 
 
-def test_another_file_and_other_macros(tmp_path: Path) -> None:
+def test_another_file_and_other_macros(tmp_path):
     write_other(tmp_path, "const float* x, float* y", "if (i < COUNT) y[i] = 0.2f * x[i] + x[(i + 1) % COUNT];")
     more = 'template = "other.cu"\narguments = ["x", "y"]\ndefines = { COUNT = "N + 0" }'
     expect_ok(written(tmp_path, reference="other", more=more))
 
 
-def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
+def test_large_integers_are_compared_exactly(tmp_path):
     toml = written(tmp_path, entry="keys", kind="uint64", reference="keys", more="defines = { BLOCK = 32 }")
     expect_ok(toml)
     expect_wrong(toml, "11529215046068469", ADDED=1)
@@ -132,18 +132,18 @@ def test_large_integers_are_compared_exactly(tmp_path: Path) -> None:
         ("if (i < n) y[i] = undeclared;", "does not compile"),
     ],
 )
-def test_faults_of_a_reference_are_told(tmp_path: Path, body: str, said: str) -> None:
+def test_faults_of_a_reference_are_told(tmp_path, body, said):
     write_other(tmp_path, "const float* x, float* y, float scale, int n", body)
     with pytest.raises(InputError, match=said):
         evaluate(written(tmp_path, reference="other", more='template = "other.cu"'))
 
 
-def test_arguments_that_a_reference_does_not_take(tmp_path: Path) -> None:
+def test_arguments_that_a_reference_does_not_take(tmp_path):
     with pytest.raises(InputError, match="naive<float>"):
         evaluate(written(tmp_path, reference="naive<float>", more='arguments = ["x", "y"]'))
 
 
-def test_constant_memory(tmp_path: Path) -> None:
+def test_constant_memory(tmp_path):
     template = TEMPLATE.replace("template <typename T>", "__constant__ float weights[8];\ntemplate <typename T>", 1)
     template = template.replace("x[(i + 1) % n]", "x[(i + 1) % n] * weights[i % 8]")
     space = written(tmp_path, reference="naive<double>", more='element_type = "float64"').read_text()
@@ -153,7 +153,7 @@ def test_constant_memory(tmp_path: Path) -> None:
     assert evaluate(toml, ERROR=1).outcome is Outcome.WRONG_RESULT
 
 
-def test_tolerances_of_single_outputs(tmp_path: Path) -> None:
+def test_tolerances_of_single_outputs(tmp_path):
     expect_ok(written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 1.5 } }"), ERROR=1)
     toml = written(tmp_path, reference="naive<float>", more="tolerance = { y = { absolute = 0.5 } }")
     expect_wrong(toml, "within 0.5", ERROR=1)
@@ -187,12 +187,12 @@ grid = ["ceil_div(N, 64)"]
 )
 
 
-def test_a_workspace_of_the_reference_is_cleared_before_each_of_its_launches(tmp_path: Path) -> None:
+def test_a_workspace_of_the_reference_is_cleared_before_each_of_its_launches(tmp_path):
     """The reference kernel counts its launches there, so that the second one would compute something else."""
     expect_ok(write_kernel(tmp_path, ACCUMULATED_TEMPLATE, ACCUMULATED_SPACE))
 
 
-def test_a_workspace_is_cleared_for_each_configuration(tmp_path: Path) -> None:
+def test_a_workspace_is_cleared_for_each_configuration(tmp_path):
     """One configuration leaves its workspace other than zero, and is refused; the next one finds it zero.
 
     That no other has passed before does not make the data suspect.
@@ -238,7 +238,7 @@ def expect_right_wins(kernel: autotile.TunableKernel) -> None:
 
 
 @pytest.mark.parametrize("library", ["numpy", "cupy"])
-def test_a_function_tells_right_from_wrong(library: Any) -> None:
+def test_a_function_tells_right_from_wrong(library):
     def expected(x: Any) -> Any:
         if library == "cupy":
             import cupy as cp
@@ -250,14 +250,14 @@ def test_a_function_tells_right_from_wrong(library: Any) -> None:
     expect_right_wins(smooth(reference=expected, reference_on=library))
 
 
-def test_an_array_is_the_reference_of_arrays() -> None:
+def test_an_array_is_the_reference_of_arrays():
     x = np.arange(5000, dtype=np.float32)
     arguments = {"x": x, "y": Buffer("float32", "n", "out"), "n": Scalar("int32", "n")}
     kernel = smooth(arguments=arguments, reference={"y": x + 0.5 * np.roll(x, -1)}, ragged={"n": 5000})
     expect_right_wins(kernel)
 
 
-def test_without_a_reference_configurations_must_agree() -> None:
+def test_without_a_reference_configurations_must_agree():
     code = SMOOTH.replace("WRONG ? 1.0f", "WRONG ? (float)BLOCK")
     arguments = [Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")]
     described: dict[str, Any] = {"sizes": {"n": 5000}, "arguments": arguments, "default": {"BLOCK": 64, "WRONG": 0}}
@@ -279,7 +279,7 @@ def test_without_a_reference_configurations_must_agree() -> None:
         ("int32", lambda x: x, ""),
     ],
 )
-def test_a_reference_that_may_be_at_fault_is_told(dtype: str, expected: Any, hint: str) -> None:
+def test_a_reference_that_may_be_at_fault_is_told(dtype, expected, hint):
     code = SMOOTH.replace("float*", f"{'unsigned char' if dtype == 'uint8' else dtype.removesuffix('32')}*")
     values = "normal" if dtype == "float32" else "integers(100, 200)"
     arguments = [Buffer(dtype, "n", init=values), Buffer(dtype, "n", "out"), Scalar("int32", "n")]
@@ -291,7 +291,7 @@ def test_a_reference_that_may_be_at_fault_is_told(dtype: str, expected: Any, hin
     assert (";" in reason) == hint.startswith(";")
 
 
-def test_a_function_compares_the_outputs() -> None:
+def test_a_function_compares_the_outputs():
     seen: list[int] = []
 
     def verify(expected: Any, got: Any, tolerance: Any) -> bool:
@@ -344,7 +344,7 @@ tolerance = 1e-3
 )
 
 
-def test_what_determines_the_bits(tmp_path: Path) -> None:
+def test_what_determines_the_bits(tmp_path):
     toml = write_kernel(tmp_path, SUMS_TEMPLATE, SUMS_SPACE)
 
     def digest(**values: int) -> Any:
@@ -361,7 +361,7 @@ def test_what_determines_the_bits(tmp_path: Path) -> None:
     assert digest(PARTS=100, ATOMIC=1) == VARYING_OUTPUTS
 
 
-def test_a_running_program_keeps_its_bits(tmp_path: Path, cp: Any) -> None:
+def test_a_running_program_keeps_its_bits(tmp_path, cp):
     toml = write_kernel(tmp_path, SUMS_TEMPLATE, SUMS_SPACE)
     sizes = {"R": 3000, "C": 1200}
     kernels = {numerics: autotile.get_best_kernel(toml, **sizes, numerics=numerics) for numerics in ("same", "any")}
@@ -388,7 +388,7 @@ def _mixed(bits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("elements", [1, 1001, 600_000])
-def test_the_hash_is_that_of_the_words_and_their_places(tmp_path: Path, elements: int) -> None:
+def test_the_hash_is_that_of_the_words_and_their_places(tmp_path, elements):
     support = SupportKernels(CubinCache(tmp_path, 1 << 30), live_device().architecture)
     buffer = GuardedBuffer((elements,), DTYPES["float32"], support)
     values = np.random.default_rng(1).standard_normal(elements).astype(np.float32)

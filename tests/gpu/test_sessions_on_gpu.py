@@ -44,7 +44,7 @@ two_gpus = pytest.mark.skipif(device_count() < 2, reason="this machine has one G
 SAID = "not given, so as in the search-space file: n=4096"
 
 
-def test_two_sessions_of_one_kernel(scale_toml: Path, tmp_path: Path) -> None:
+def test_two_sessions_of_one_kernel(scale_toml, tmp_path):
     places = [tmp_path / "before.db", tmp_path / "after.db"]
     for place in places:
         options = autotile.TuneOptions(trials=4, finals=2, workers=4, database=str(place))
@@ -63,7 +63,7 @@ def test_two_sessions_of_one_kernel(scale_toml: Path, tmp_path: Path) -> None:
     assert (session.trials, session.ended_at is not None) == (4, True)
 
 
-def test_sizes_that_were_not_tuned_are_served(scale_toml: Path, cp: Any) -> None:
+def test_sizes_that_were_not_tuned_are_served(scale_toml, cp):
     plan, options = autotile.FamilyPlan(points=3, max_configs=2), autotile.TuneOptions(trials=4, finals=0, workers=4)
     result = autotile.tune_family(str(scale_toml), n="1000..1000000", plan=plan, options=options)
     assert len(result.rule.points) == 3
@@ -78,7 +78,7 @@ def test_sizes_that_were_not_tuned_are_served(scale_toml: Path, cp: Any) -> None
         assert bool((kernel(x, factor=3.0) == 3.0 * x).all())
 
 
-def test_every_function_takes_the_sizes_of_the_file(scale_toml: Path, tmp_path: Path) -> None:
+def test_every_function_takes_the_sizes_of_the_file(scale_toml, tmp_path):
     tuned = autotile.tune(scale_toml, trials=3, finals=2, progress=False)
     assert isinstance(tuned, autotile.TuneResult)
     assert (tuned.problem.sizes, tuned.notices[0]) == ({"n": 4096}, SAID)
@@ -96,7 +96,7 @@ def test_every_function_takes_the_sizes_of_the_file(scale_toml: Path, tmp_path: 
     assert config_key(trial.config) == config_key({"THREADS": 64, "WORK": 1})
 
 
-def test_the_page_of_a_race_names_what_won_and_the_library(tmp_path: Path) -> None:
+def test_the_page_of_a_race_names_what_won_and_the_library(tmp_path):
     result = autotile.tune("matmul", M=512, N=512, K=512, dtype="bfloat16", trials=8, finals=2, progress=False)
     assert isinstance(result, OperationResult)
     winner, page = result.winner, tmp_path / "r.html"
@@ -110,7 +110,7 @@ def test_the_page_of_a_race_names_what_won_and_the_library(tmp_path: Path) -> No
     assert "(replayed)" not in text
 
 
-def test_the_uuid_is_that_of_the_system() -> None:
+def test_the_uuid_is_that_of_the_system():
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     assert device_uuid(0).startswith("GPU-")
     assert device_uuid(0) in listed
@@ -118,7 +118,7 @@ def test_the_uuid_is_that_of_the_system() -> None:
 
 
 @two_gpus
-def test_two_gpus_share_a_session(scale_toml: Path, tmp_path: Path) -> None:
+def test_two_gpus_share_a_session(scale_toml, tmp_path):
     options = TuneOptions(finals=3, database=str(tmp_path / "two.db"))
     result = autotile.tune(str(scale_toml), n=1 << 20, device="all", options=options, progress=False)
     assert result.winner is not None
@@ -128,7 +128,7 @@ def test_two_gpus_share_a_session(scale_toml: Path, tmp_path: Path) -> None:
     assert result.confirmation.gpu != result.confirmation.home
 
 
-def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml: Path) -> None:
+def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml):
     states: list[autotile.Progress] = []
     options = autotile.TuneOptions(trials=8, finals=3)
     result = autotile.tune(scale_toml, n=1 << 20, options=options, progress=states.append)
@@ -165,7 +165,7 @@ def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml: P
         ("sgemm_2d", "float32", (64, 2048, 2048)),
     ],
 )
-def test_the_least_estimate_is_right(name: str, dtype: str, sizes: tuple[int, int, int], cp: Any) -> None:
+def test_the_least_estimate_is_right(name, dtype, sizes, cp):
     kernel, device, (m, n, k) = load_kernel(name), live_device(0), sizes
     problem = resolve_problem(kernel.spec, {"M": m, "N": n, "K": k}, dtype)
     config, estimated = untuned_config(KernelRequest(kernel, problem, device, "", Shelf()))
@@ -197,15 +197,13 @@ OPTIONS = autotile.TuneOptions(trials=4, finals=2)
 
 
 @pytest.fixture
-def scale() -> autotile.TunableKernel:
+def scale():
     return autotile.kernel(
         CODE, "scale", rules=[lambda BLOCK, WORK: BLOCK * WORK <= 512], reference="2.0 * x", bytes="8 * n", **DESCRIBED
     )
 
 
-def test_a_kernel_from_python_is_tuned_bundled_and_served(
-    scale: autotile.TunableKernel, tmp_path: Path, cp: Any
-) -> None:
+def test_a_kernel_from_python_is_tuned_bundled_and_served(scale, tmp_path, cp):
     result = scale.tune(options=OPTIONS, progress=False)
     assert result.winner is not None
     autotile.bundle(scale, output=tmp_path / "scale.autotile")
@@ -216,7 +214,7 @@ def test_a_kernel_from_python_is_tuned_bundled_and_served(
         assert bool((kernel(x) == 2 * x).all())
 
 
-def test_arrays_are_inputs_and_answers() -> None:
+def test_arrays_are_inputs_and_answers():
     x = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
     described: dict[str, Any] = {
         "parameters": {"BLOCK": [64, 128], "WORK": [1, 2]},
@@ -230,7 +228,7 @@ def test_arrays_are_inputs_and_answers() -> None:
         wrong.tune(options=OPTIONS, progress=False)
 
 
-def test_a_search_of_the_callers_own(scale: autotile.TunableKernel) -> None:
+def test_a_search_of_the_callers_own(scale):
     with autotile.session(scale, n=1 << 18, options=autotile.TuneOptions(finals=2)) as session:
         trials = session.evaluate([{"BLOCK": 64}, {"BLOCK": 256, "WORK": 4}, *session.ask(2)])
         assert [trial.outcome for trial in trials[:2]] == [Outcome.OK, Outcome.INFEASIBLE]
@@ -255,7 +253,7 @@ CANDIDATES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_a_candidate_is_judged(scale: autotile.TunableKernel, tmp_path: Path, name: str) -> None:
+def test_a_candidate_is_judged(scale, tmp_path, name):
     old, new, expected = CANDIDATES[name]
     assert old in CODE
     (tmp_path / "rewritten.cu").write_text(MEMORY + CODE.replace(old, new))
@@ -270,13 +268,13 @@ def test_a_candidate_is_judged(scale: autotile.TunableKernel, tmp_path: Path, na
 
 
 @pytest.mark.parametrize(("factor", "right"), [("2.0f", True), ("3.0f", False)])
-def test_a_candidate_for_a_kernel_without_a_reference(tmp_path: Path, factor: str, right: bool) -> None:
+def test_a_candidate_for_a_kernel_without_a_reference(tmp_path, factor, right):
     kernel = autotile.kernel(CODE, "scale", **DESCRIBED)
     (tmp_path / "rewritten.cu").write_text(CODE.replace("2.0f", factor))
     assert autotile.check(tmp_path / "rewritten.cu", kernel).is_right is right
 
 
-def test_a_new_kernel_tunes_as_it_is(tmp_path: Path) -> None:
+def test_a_new_kernel_tunes_as_it_is(tmp_path):
     made = autotile.new("blur", tmp_path)
     result = autotile.tune(made.space, N=1 << 20, options=OPTIONS, progress=False)
     assert result.winner is not None
@@ -299,7 +297,7 @@ extern "C" __global__ void scale(const float* x, float* y, int n, float factor) 
 
 
 @pytest.fixture
-def hasty(scale_toml: Path, scaling_toml: Path) -> Path:
+def hasty(scale_toml, scaling_toml):
     """The tiny kernel with a parameter HASTY, whose value true is faster, and wrong for the ragged n = 1001 alone."""
     scale_toml.with_suffix(".cu").write_text(HASTY_TEMPLATE)
     text = scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]\nHASTY = [0, 1]")
@@ -364,7 +362,7 @@ WAYS: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_way_of_tuning_serves_it(hasty: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_way_of_tuning_serves_it(hasty, tmp_path, way, monkeypatch):
     monkeypatch.setenv("AUTOTILE_KERNELS", str(hasty.parent))
     WAYS[way](hasty, tmp_path)
     with Database.open(read_settings().database) as database:
@@ -399,9 +397,7 @@ def launch_in_a_graph(kernel: Any, x: Any, y: Any) -> None:
 
 
 @pytest.mark.parametrize("in_a_graph", [False, True])
-def test_the_inputs_are_written_and_the_output_is_computed(
-    scale_toml: Path, tmp_path: Path, in_a_graph: bool, cp: Any
-) -> None:
+def test_the_inputs_are_written_and_the_output_is_computed(scale_toml, tmp_path, in_a_graph, cp):
     x = cp.random.default_rng(0).standard_normal(LENGTH, dtype=cp.float32)
     y = cp.zeros_like(x)
     folder = tmp_path / "calls"
@@ -433,9 +429,7 @@ def poll() -> int:
     return replaced[0]
 
 
-def test_calls_graphs_and_bound_launches_stay_right_also_if_a_refresh_is_during_a_capture(
-    scale_toml: Path, cp: Any
-) -> None:
+def test_calls_graphs_and_bound_launches_stay_right_also_if_a_refresh_is_during_a_capture(scale_toml, cp):
     kernel = get_best_kernel(scale_toml, n=4096)
     x = cp.arange(4096, dtype=cp.float32)
     y, z, captured, bound = (cp.zeros_like(x) for _ in range(4))
@@ -478,7 +472,7 @@ def test_calls_graphs_and_bound_launches_stay_right_also_if_a_refresh_is_during_
 
 
 @pytest.mark.parametrize("deployment", ["graph", "eager"])
-def test_a_block_of_tuning(scale_toml: Path, cp: Any, monkeypatch: pytest.MonkeyPatch, deployment: Any) -> None:
+def test_a_block_of_tuning(scale_toml, cp, monkeypatch, deployment):
     monkeypatch.setattr(default_dispatcher, "_l2", None)
     x, a = cp.arange(1 << 20, dtype=cp.float32), cp.random.standard_normal((64, 512), dtype=cp.float32)
     held = get_best_kernel(scale_toml, n=x.size)

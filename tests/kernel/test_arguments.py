@@ -45,11 +45,11 @@ def compiled(source: str) -> bytes:
 
 class TestKinds:
     @pytest.mark.parametrize(("check", "expected"), [(False, {"M": 7, "alpha": 1.0}), (True, {"M": 7, "alpha": 0.75})])
-    def test_values_of_scalars(self, check: bool, expected: dict[str, float]) -> None:
+    def test_values_of_scalars(self, check, expected):
         scalars = parse_spec(SGEMM, "sgemm.toml").scalars
         assert {s.name: s.operand({"M": 7, "N": 8, "K": 9}, check=check) for s in scalars} == expected
 
-    def test_another_kind_needs_no_more_than_its_class_and_the_two_matches(self, monkeypatch: Any) -> None:
+    def test_another_kind_needs_no_more_than_its_class_and_the_two_matches(self, monkeypatch):
         plain = parse_spec(SGEMM, "sgemm.toml")
         monkeypatch.setattr(arguments, "_KINDS", {**arguments._KINDS, "seed": SeedArgument})
         first, second = (
@@ -80,7 +80,7 @@ class SeedArgument(ArgumentKind, frozen=True):
 
 class TestElementTypes:
     @pytest.mark.parametrize("name", DTYPES)
-    def test_inputs_of_every_type(self, name: str) -> None:
+    def test_inputs_of_every_type(self, name):
         spec = copy_spec(dtype=name)
         buffer, dtype = spec.buffer("x"), DTYPES[name]
         shape = buffer.array_shape(spec.sizes)
@@ -93,7 +93,7 @@ class TestElementTypes:
         np.testing.assert_array_equal(dtype.encode(values), stored)
         assert (make_input(buffer, shape, name, seed=1) != stored).any()
 
-    def test_another_name_is_the_same_type_and_the_components_of_vectors_are_an_axis_in_references(self) -> None:
+    def test_another_name_is_the_same_type_and_the_components_of_vectors_are_an_axis_in_references(self):
         one, other = (copy_spec(dtype=name).buffer("x").meaning() for name in ("float8_e4m3", "float8_e4m3fn"))
         assert one == other
         text = copy_spec(dtype="float4").text
@@ -101,7 +101,7 @@ class TestElementTypes:
         refused(text, 'y = "x"', 'y = "sum(x, 1)"', "", "shape (4096,), but the buffer y has (4096, 4)")
         refused(text, "4096 }", '4096 }\ndtypes = ["float4"]', "problem.dtypes", "'float4' is a vector")
 
-    def test_vectors_and_complex_numbers_by_value(self) -> None:
+    def test_vectors_and_complex_numbers_by_value(self):
         spec = copy_spec(
             'origin = { scalar = "float3", value = [1, 2.5, -3] }',
             'factor = { scalar = "complex64", value = [0.5, -1] }',
@@ -141,7 +141,7 @@ class TestElementTypes:
         ('f = { buffer = "float32", shape = [9], access = "in", constant = "d", pass = false }', "remove pass"),
     ],
 )
-def test_malformed_values(argument: str, said: str) -> None:
+def test_malformed_values(argument, said):
     with pytest.raises(SpecError, match=said):
         copy_spec(argument, dtype="float4")
 
@@ -173,7 +173,7 @@ class TestStructs:
     extern "C" __global__ void k(P p) {}
     """
 
-    def test_the_layout_is_that_of_the_compiler(self) -> None:
+    def test_the_layout_is_that_of_the_compiler(self):
         struct = copy_spec(self.STRUCT).arguments[-1]
         assert isinstance(struct, StructArgument)
         layout = struct.layout("float32")
@@ -185,7 +185,7 @@ class TestStructs:
         checks.append(f'static_assert(sizeof(P) == {layout.size_bytes}, "");')
         compiled(self.SOURCE.replace("CHECKS", "\n".join(checks)))
 
-    def test_values_and_addresses_are_packed_and_the_members_are_part_of_the_hash(self) -> None:
+    def test_values_and_addresses_are_packed_and_the_members_are_part_of_the_hash(self):
         spec = copy_spec(
             'w = { workspace = "float32", shape = ["BLOCK"], pass = false }',
             'p = { struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" }, w = { pointer = "w" } } }',
@@ -208,7 +208,7 @@ class TestTextures:
     def spec_of(image: str, texture: str) -> KernelSpec:
         return copy_spec(image, texture, sizes="N = 4096 }\nragged = { N = 96")
 
-    def test_a_texture_is_passed_instead_of_its_buffer_and_cannot_have_any_address_and_rows(self) -> None:
+    def test_a_texture_is_passed_instead_of_its_buffer_and_cannot_have_any_address_and_rows(self):
         spec = self.spec_of(*self.BOTH)
         assert spec.steps[0].arguments == ("x", "y", "t")
         (texture,) = data_of(spec).textures
@@ -238,12 +238,12 @@ class TestTextures:
             ('"N"]', '"max(N, 100)"]', "at the ragged sizes, rows of image are 400 bytes apart"),
         ],
     )
-    def test_refusals(self, old: str, new: str, said: str) -> None:
+    def test_refusals(self, old, new, said):
         assert old in "".join(self.BOTH)
         with pytest.raises(SpecError, match=said):
             self.spec_of(*(part.replace(old, new) for part in self.BOTH))
 
-    def test_texture_references_have_a_cure(self) -> None:
+    def test_texture_references_have_a_cure(self):
         with pytest.raises(CompileError, match="texture references were removed in CUDA 12"):
             compiled("texture<float, 2> tex; __global__ void k(float* y) { y[0] = tex2D(tex, 0, 0); }")
 
@@ -251,7 +251,7 @@ class TestTextures:
 class TestConstantMemory:
     FILTER = 'f = { buffer = "float32", shape = [9], access = "in", constant = "d_filter" }'
 
-    def test_a_constant_is_given_but_not_passed_and_the_template_must_have_the_variable(self) -> None:
+    def test_a_constant_is_given_but_not_passed_and_the_template_must_have_the_variable(self):
         spec = copy_spec(self.FILTER)
         buffer = spec.buffer("f")
         assert (buffer.is_passed, buffer.is_given, buffer.constant) == (False, True, "d_filter")
@@ -262,7 +262,7 @@ class TestConstantMemory:
         with pytest.raises(InputError, match="no variable d_filter; declare it as in __constant__ float d_filter"):
             check_source(spec, "__constant__ float d_filters[9];")
 
-    def test_a_reference_kernel_takes_a_listed_buffer_as_a_pointer(self) -> None:
+    def test_a_reference_kernel_takes_a_listed_buffer_as_a_pointer(self):
         reference = '[reference]\nkernel = "naive"\nblock = [32]\ngrid = [1]\n'
         text = copy_spec(self.FILTER).text.partition("[reference]")[0] + reference
         spec = parse_spec(text + 'arguments = ["f", "x", "y"]\n', "k.toml")
@@ -271,7 +271,7 @@ class TestConstantMemory:
         naive = reference_spec(parse_spec(text, "k.toml"), "float32", spec.sizes)
         assert (naive.steps[0].arguments, naive.buffer("f").constant) == (("x", "y"), "d_filter")
 
-    def test_symbols_are_mangled_as_the_compiler_does(self) -> None:
+    def test_symbols_are_mangled_as_the_compiler_does(self):
         cubin = compiled(
             "__constant__ float one[4];\n"
             "namespace a { namespace bc { __constant__ float two[4]; } }\n"
@@ -289,7 +289,7 @@ class TestWorkspaces:
         config = {"TILE": tile, "SPLIT_K": split_k, "FAULT": 0}
         return LaunchData.of(spec, "float16", known_names(spec, config, self.SIZES, H200))
 
-    def test_shapes_follow_the_configuration(self) -> None:
+    def test_shapes_follow_the_configuration(self):
         partials, counters = self.data(5).workspaces
         assert partials == Workspace("partials", "float32", (5, 2, 100, 200), zeroed=False)
         assert counters == Workspace("counters", "uint32", (2, 7, 13), zeroed=True)
@@ -298,7 +298,7 @@ class TestWorkspaces:
         assert self.data(5) != self.data(2)
         assert self.data(1, tile=16) != self.data(1, tile=32)  # extents differ, though all are empty
 
-    def test_a_negative_extent_is_refused_where_it_cannot_be_left_out(self) -> None:
+    def test_a_negative_extent_is_refused_where_it_cannot_be_left_out(self):
         spec = parse_spec(SPLIT_SPACE.replace('"SPLIT_K if SPLIT_K > 1 else 0"', '"SPLIT_K - 2"'), "split.toml")
         said = r"memory: the workspace partials would have the shape -1 x 2 x 100 x 200"
         assert check_config(spec, {"TILE": 16, "SPLIT_K": 1, "FAULT": 0}, self.SIZES, H200) == said
@@ -307,7 +307,7 @@ class TestWorkspaces:
         with pytest.raises(ConfigError, match="add a rule that excludes it"):
             self.data(1, spec=spec)
 
-    def test_buffers_and_workspaces_fit_in_the_devices_memory(self) -> None:
+    def test_buffers_and_workspaces_fit_in_the_devices_memory(self):
         elements = 2 * (100 * 320 + 320 * 200 + 100 * 200)
         for split_k, workspace_bytes in ((1, 0), (2, 4 * 2 * 2 * 20_000 + 4 * 2 * 7 * 13)):
             config = {"TILE": 16, "SPLIT_K": split_k, "FAULT": 0}
@@ -326,7 +326,7 @@ class TestClusters:
     SPEC = parse_spec(CLUSTER_SPACE, "swap.toml")
 
     @pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
-    def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(self, n: int) -> None:
+    def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(self, n):
         found = feasible_space(self.SPEC, {"n": n}, H200)
         assert [found.config(row) for row in range(len(found))] == [
             {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
@@ -349,7 +349,7 @@ DEFAULT = {"ROWS": 64, "COLUMNS": 32, "SWIZZLE": 128, "THREADS": 256}
 Shape = tuple[int, ...]
 
 
-def test_it_is_evaluated_for_a_configuration() -> None:
+def test_it_is_evaluated_for_a_configuration():
     data = LaunchData.of(SPEC, "float32", known_names(SPEC, DEFAULT, SIZES, H200))
     (found,) = data.tensor_maps
     assert found == TensorMap("A_map", "A", "float32", (1000, 520), (64, 32), (1, 1), 128, 128)
@@ -358,7 +358,7 @@ def test_it_is_evaluated_for_a_configuration() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.sampled_from([1, 2, 4, 8]))
-def test_strides_are_numpys(shape: list[int], element_bytes: int) -> None:
+def test_strides_are_numpys(shape, element_bytes):
     expected = np.empty(shape, f"V{element_bytes}").strides[:-1]
     assert strides_bytes(tuple(shape), element_bytes) == expected
 
@@ -380,7 +380,7 @@ def test_strides_are_numpys(shape: list[int], element_bytes: int) -> None:
         ((1, 1, 4), (1, 1, 1), (0, 0), (2, 2**30, 2**9), "beyond what a map can address"),
     ],
 )  # fmt: skip
-def test_what_the_hardware_takes(box: Shape, steps: Shape, in_bytes: tuple[int, int], shape: Shape, said: str) -> None:
+def test_what_the_hardware_takes(box, steps, in_bytes, shape, said):
     one = TensorMap("m", "A", "float32", shape, box, steps, *in_bytes)
     parts = [tuple(np.array([value, value]) for value in values) for values in (shape, box, steps, in_bytes)]
     table = TensorMap("m", "A", "float32", *parts[:3], *parts[3])
@@ -389,7 +389,7 @@ def test_what_the_hardware_takes(box: Shape, steps: Shape, in_bytes: tuple[int, 
     assert bool(one.explain()) == bool(said)
 
 
-def test_a_table_and_one_row_agree() -> None:
+def test_a_table_and_one_row_agree():
     spec = parse_spec(TEXT.replace("SWIZZLE == 0 or COLUMNS * 4 == SWIZZLE", "ROWS > 0"), str(TRANSPOSE))
     found = feasible_space(spec, SIZES, H200)
     configs = [found.config(row) for row in range(len(found))]
@@ -400,7 +400,7 @@ def test_a_table_and_one_row_agree() -> None:
         assert (config in configs) == (fits and rows * columns * 4 + 8 <= 48 * 1024)
 
 
-def test_a_box_without_extent_is_no_map() -> None:
+def test_a_box_without_extent_is_no_map():
     """As for an output that a configuration stores without the map; then the row pitch is not restricted."""
     text = TEXT.replace('box = ["ROWS", ', 'box = ["0 if THREADS == 512 else ROWS", ')
     spec = parse_spec(text, str(TRANSPOSE))
@@ -422,7 +422,7 @@ class TestOfAWorkspace:
     def text(self, columns: str) -> str:
         return OF_A_WORKSPACE.replace("THREADS // 2 - 63", columns)
 
-    def test_its_shape_is_that_of_the_configuration(self) -> None:
+    def test_its_shape_is_that_of_the_configuration(self):
         spec = parse_spec(self.text("THREADS + N - N"), str(TRANSPOSE))
         (found,) = LaunchData.of(spec, "float32", known_names(spec, DEFAULT, SIZES, H200)).tensor_maps
         assert (found.buffer, found.shape, found.is_absent) == ("W", (1000, 256), False)
@@ -430,7 +430,7 @@ class TestOfAWorkspace:
         (found,) = LaunchData.of(spec, "float32", known_names(spec, config, SIZES, H200)).tensor_maps
         assert (found.shape, found.is_absent) == ((0, 256), True)
 
-    def test_the_limits_follow_the_configuration(self) -> None:
+    def test_the_limits_follow_the_configuration(self):
         """Rows of 508 bytes with 128 threads, of whole 16 bytes with others; an empty workspace has no map."""
         spec = parse_spec(self.text("127 if THREADS == 128 else THREADS"), str(TRANSPOSE))
         found = feasible_space(spec, SIZES, H200)
@@ -440,13 +440,13 @@ class TestOfAWorkspace:
         said = check_config(spec, {**DEFAULT, "THREADS": 128}, SIZES, H200)
         assert "tensor_maps: the tensor map A_map of W has rows 508 bytes apart in the shape 1,000 x 127" in said
 
-    def test_its_rows_at_the_ragged_sizes_and_where_no_map_and_no_struct_leads_to_it(self) -> None:
+    def test_its_rows_at_the_ragged_sizes_and_where_no_map_and_no_struct_leads_to_it(self):
         with pytest.raises(SpecError, match="at the ragged sizes, rows of W are 260 bytes apart"):
             parse_spec(self.text("THREADS // 2 - 63"), str(TRANSPOSE))
         with pytest.raises(SpecError, match="'W' is not passed, has no tensor map"):
             parse_spec(OF_A_WORKSPACE.replace('tensor_map = "W"', 'tensor_map = "A"'), str(TRANSPOSE))
 
-    def test_its_address_is_encoded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_its_address_is_encoded(self, monkeypatch):
         spec = parse_spec(self.text("THREADS"), str(TRANSPOSE))
         data = LaunchData.of(spec, "float32", known_names(spec, DEFAULT, SIZES, H200))
         monkeypatch.setattr(packing, "encode_tensor_map", lambda tensor_map, pointer: (tensor_map.name, pointer))

@@ -25,7 +25,7 @@ def parse_case(text: str) -> ArrayExpression:
     return parse_array_expression(text, [name for name in environment() if name != "FLAG"], KINDS, LOCATION)
 
 
-def test_matmul_is_replaced_by_the_hook() -> None:
+def test_matmul_is_replaced_by_the_hook():
     calls = []
 
     def product(left: Any, right: Any) -> Any:
@@ -37,7 +37,7 @@ def test_matmul_is_replaced_by_the_hook() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(-6, 6), st.integers(-6, 6))
-def test_shift_reads_zero_outside(rows: int, columns: int, down: int, right: int) -> None:
+def test_shift_reads_zero_outside(rows, columns, down, right):
     array = np.arange(1.0, rows * columns + 1).reshape(rows, columns)
     expected = np.zeros((rows, columns))
     for i, j in np.ndindex(rows, columns):
@@ -46,7 +46,7 @@ def test_shift_reads_zero_outside(rows: int, columns: int, down: int, right: int
     assert parse(f"shift(A, {down}, {right})").evaluate({"A": array}).tolist() == expected.tolist()
 
 
-def test_what_has_no_finite_value_stays_in_the_result() -> None:
+def test_what_has_no_finite_value_stays_in_the_result():
     result = parse("1 / A + log(B)").evaluate({"A": np.array([0.0, 1.0]), "B": np.array([1.0, -1.0])})
     assert np.isinf(result[0])
     assert np.isnan(result[1])
@@ -89,7 +89,7 @@ def test_what_has_no_finite_value_stays_in_the_result() -> None:
         *((text, 1, ["is not a number"]) for text in ("'x'", "True * A")),
     ],
 )
-def test_refusals(text: str, column: int | None, parts: list[str]) -> None:
+def test_refusals(text, column, parts):
     with pytest.raises(SpecError) as caught:
         parse(text)
     assert (caught.value.source, caught.value.key, caught.value.line) == ("f.toml", "reference.outputs.C", 9)
@@ -107,13 +107,13 @@ TOKENS = (
 
 @settings(max_examples=300)
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=12).map(" ".join)))
-def test_any_text_gives_an_array_or_a_spec_error(text: str) -> None:
+def test_any_text_gives_an_array_or_a_spec_error(text):
     with contextlib.suppress(SpecError):
         assert parse(text).evaluate(environment()).dtype.kind in "biufc"
 
 
 @pytest.mark.parametrize("text", VALUES)
-def test_values_and_shapes(text: str) -> None:
+def test_values_and_shapes(text):
     expression = parse_case(text)
     result = expression.evaluate(environment())
     expected = np.asarray(VALUES[text])
@@ -126,7 +126,7 @@ def test_values_and_shapes(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARRAY_FUNCTIONS)
-def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
+def test_every_function_is_among_the_cases_or_alike(name):
     alike = {"cbrt", "arcsin", "arccos", "arctan", "arccosh", "arctanh", "isnan", "isinf", "fmod", "copysign"}
     alike |= {"floor_divide", "angle", "float"}
     assert name in alike or any(f"{name}(" in text for text in VALUES)
@@ -180,7 +180,7 @@ def test_every_function_is_among_the_cases_or_alike(name: str) -> None:
         ("t = A; t @ t", "4 columns against 3 rows"),
     ],
 )
-def test_faults_of_values(text: str, said: str) -> None:
+def test_faults_of_values(text, said):
     with pytest.raises(SpecError) as caught:
         parse_case(text).evaluate(environment())
     assert said in caught.value.problem
@@ -194,14 +194,14 @@ def test_faults_of_values(text: str, said: str) -> None:
     )
 
 
-def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_larger_than_half_of_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(functions, "MAX_HOST_ELEMENTS", 12)
     assert parse_case("A + 1").evaluate(environment()).shape == (3, 4)
     with pytest.raises(SpecError, match=r"shape \(4, 5\), more than half of this machine's memory"):
         parse_case("B + 1").evaluate(environment())
 
 
-def test_an_expression_has_a_text_and_names_also_of_functions_and_a_size_may_be_a_real_number() -> None:
+def test_an_expression_has_a_text_and_names_also_of_functions_and_a_size_may_be_a_real_number():
     expression = parse(" alpha *\n(A @ B)")
     assert (expression.text, expression.names) == ("alpha * (A @ B)", {"alpha", "A", "B"})
     assert parse_array_expression("sum(sum)", ["sum"]).evaluate({"sum": np.ones(3)}) == 3.0
@@ -210,7 +210,7 @@ def test_an_expression_has_a_text_and_names_also_of_functions_and_a_size_may_be_
 
 
 @pytest.mark.parametrize("text", ["einsum('i,j->ij', x, x)", "einsum('i,j->', x, x)", "einsum('i,j,k->k', x, y, x)"])
-def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text: str) -> None:
+def test_an_einsum_of_too_many_products_is_refused_by_its_shapes(text):
     expression = parse_array_expression(text, ["x", "y"])
     small, large, huge = (ShapeOnly((extent,)) for extent in (64, 2**16, 2**23))
     assert len(expression.shape({"x": small, "y": small})) == len(text.partition("->")[2].partition("'")[0])

@@ -43,7 +43,7 @@ def build(**kernel: Any) -> Build:
         ("--a-future-option=on", ("--a-future-option=on",)),
     ],
 )
-def test_options(option: str, expected: tuple[str, ...]) -> None:
+def test_options(option, expected):
     found = build(options=[option]).arguments(NAMES)
     assert found == expected
     assert controls_file(expected[0] if expected else "") == ("a.txt" if "controls" in option else "")
@@ -59,13 +59,13 @@ def test_options(option: str, expected: tuple[str, ...]) -> None:
         "file.cu", "-Xcompiler -O3", "a b c", "", "--maxrregcount={NONE}", "--maxrregcount={REGS", "--use_fastmath",
     ],
 )  # fmt: skip
-def test_refused_options(option: str) -> None:
+def test_refused_options(option):
     with pytest.raises(SpecError) as raised:
         build(options=[option])
     assert raised.value.key == "kernel.options"
 
 
-def test_a_value_cannot_make_another_option() -> None:
+def test_a_value_cannot_make_another_option():
     option = build(options=["--ptxas-options=--apply-controls={CONTROLS}"])
     with pytest.raises(ConfigError, match="file in the kernel's folder"):
         option.arguments({**NAMES, "CONTROLS": "../x"})
@@ -94,20 +94,20 @@ def test_a_value_cannot_make_another_option() -> None:
         (True, "1"),
     ],
 )
-def test_macros(value: Any, expected: str) -> None:
+def test_macros(value, expected):
     assert build(defines={"X": value}).macros(NAMES) == {"X": expected}
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("REGS", "1"), ("FLAG", "1"), ("DTYPE", "int"), ("'a b'", "1"), ("X", [1]), ("X", "a\nb")]
 )
-def test_refused_macros(name: str, value: object) -> None:
+def test_refused_macros(name, value):
     with pytest.raises(SpecError) as raised:
         build(defines={name: value})
     assert raised.value.key.startswith("kernel.defines")
 
 
-def test_what_is_compiled_in_and_values_of_parameters() -> None:
+def test_what_is_compiled_in_and_values_of_parameters():
     assert spec_with().compiled_names == ("FLAG",)
     assert spec_with(defines={"X": "REGS"}).compiled_names == ("FLAG",)
     assert spec_with(defines={"X": "2 * N"}).compiled_names == ("N", "FLAG")
@@ -117,7 +117,7 @@ def test_what_is_compiled_in_and_values_of_parameters() -> None:
     assert all(type(value) is float for value in values["EPS"])
 
 
-def test_the_compiler_and_the_meaning_that_is_empty_at_the_defaults() -> None:
+def test_the_compiler_and_the_meaning_that_is_empty_at_the_defaults():
     assert build(compiler="nvcc", options=["-O3"]).arguments(NAMES) == ("-O3",)
     with pytest.raises(SpecError, match="expected one of nvrtc, nvcc"):
         build(compiler="clang")

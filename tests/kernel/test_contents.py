@@ -41,7 +41,7 @@ def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.nda
     return input_maker(spec, sizes, "float32", seed=seed, check=check)("x")
 
 
-def test_generators_take_their_parameters_which_may_depend_on_sizes() -> None:
+def test_generators_take_their_parameters_which_may_depend_on_sizes():
     uniform = values_of(spec_of('init = "uniform(-2, 5)"'))
     assert uniform.dtype == np.float32
     assert -2 <= uniform.min() < -1.9
@@ -69,27 +69,27 @@ def test_generators_take_their_parameters_which_may_depend_on_sizes() -> None:
         ('init = "scale * arange() + K"', lambda n, k, scale: scale * np.arange(n) + k),
     ],
 )
-def test_numbers_and_expressions_of_sizes_scalars_and_generators(content: str, value: Any) -> None:
+def test_numbers_and_expressions_of_sizes_scalars_and_generators(content, value):
     spec = spec_of(content)
     np.testing.assert_array_equal(values_of(spec), value(4096, 16, 3))
     np.testing.assert_array_equal(values_of(spec, check=True), value(100, 7, 5))
 
 
-def test_expressions_use_other_inputs_as_the_kernel_gets_them() -> None:
+def test_expressions_use_other_inputs_as_the_kernel_gets_them():
     more = 'z = { buffer = "float16", shape = ["N"], access = "in", init = "uniform(0, 1)" }'
     spec = spec_of('init = "2 * z + 1"', more=more)
     maker = input_maker(spec, spec.sizes, "float32")
     np.testing.assert_array_equal(maker("x"), (2 * maker("z").astype(np.float64) + 1).astype(np.float32))
 
 
-def test_each_generator_draws_numbers_of_its_own() -> None:
+def test_each_generator_draws_numbers_of_its_own():
     first = values_of(spec_of('init = "uniform(0, 1) - uniform(0, 1)"'))
     assert np.abs(first).max() > 0.5
     np.testing.assert_array_equal(first, values_of(spec_of('init = "uniform(0, 1) - uniform(0, 1)"')))
     assert not np.array_equal(first, values_of(spec_of('init = "uniform(0, 1) - uniform(0, 1)"'), seed=1))
 
 
-def test_another_process_makes_the_same_values() -> None:
+def test_another_process_makes_the_same_values():
     spec = spec_of('init = "normal(0, 1) + permutation(N) + integers(0, 10)"')
     program = (
         "import hashlib; from autotile.kernel import inputs; from autotile.kernel.parser import parse_spec\n"
@@ -121,7 +121,7 @@ def test_another_process_makes_the_same_values() -> None:
         ('init = "z + 1"', "depends on itself"),
     ],
 )
-def test_refusals(content: str, problem: str) -> None:
+def test_refusals(content, problem):
     z = 'z = { buffer = "float32", shape = ["N"], access = "in", init = "x + 1" }'
     with pytest.raises(SpecError, match=problem):
         spec_of(content, more=z if "z" in content else "")
@@ -136,12 +136,12 @@ def test_refusals(content: str, problem: str) -> None:
         ('init = "1.0 / arange()"', "int32", "which is not in int32"),
     ],
 )
-def test_values_that_do_not_fit(content: str, dtype: str, problem: str) -> None:
+def test_values_that_do_not_fit(content, dtype, problem):
     with pytest.raises(InputError, match=problem):
         values_of(spec_of(content, dtype=dtype))
 
 
-def test_the_content_is_part_of_the_hash_also_that_of_an_output() -> None:
+def test_the_content_is_part_of_the_hash_also_that_of_an_output():
     one, two, spaced = (
         space_hash(spec_of(f'init = "{text}"')) for text in ("integers(0,3)", "integers(0,4)", "integers( 0, 3 )")
     )
@@ -162,7 +162,7 @@ def of_file(folder: Path, values: np.ndarray, more: str = "") -> KernelSpec:
     return spec_of(f'file = "x.npy"{more}', folder=str(folder))
 
 
-def test_a_file_is_read_beside_the_search_space_file(tmp_path: Path) -> None:
+def test_a_file_is_read_beside_the_search_space_file(tmp_path):
     spec = of_file(tmp_path, np.arange(4096))
     np.testing.assert_array_equal(values_of(spec), np.arange(4096))
     np.testing.assert_array_equal(values_of(spec, check=True), np.arange(100))
@@ -173,7 +173,7 @@ def test_a_file_is_read_beside_the_search_space_file(tmp_path: Path) -> None:
     assert "expected (100,) for x" in missing_input(whole, spec.ragged, "float32")
 
 
-def test_the_hash_is_that_of_the_files_content_or_a_declared_one_that_is_checked(tmp_path: Path) -> None:
+def test_the_hash_is_that_of_the_files_content_or_a_declared_one_that_is_checked(tmp_path):
     spec = of_file(tmp_path, np.zeros(4096))
     before = space_hash(spec)
     (tmp_path / "z.npy").write_bytes((tmp_path / "x.npy").read_bytes())
@@ -203,13 +203,13 @@ def write_archive(path: Path) -> None:
         (write_archive, "an archive of several arrays"),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, write: object, problem: str) -> None:
+def test_files_that_cannot_be_used(tmp_path, write, problem):
     write(tmp_path / "x.npy")  # type: ignore[operator]
     with pytest.raises(InputError, match=problem):
         values_of(spec_of('file = "x.npy"', folder=str(tmp_path)))
 
 
-def test_the_sparse_matrix_of_the_documentation() -> None:
+def test_the_sparse_matrix_of_the_documentation():
     """Rows of random lengths begin at 0, end at the number of elements, and never overlap."""
     page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
     lines = [line.strip() for line in page.splitlines() if line.startswith(("    row_start = ", "    column = "))]
@@ -226,7 +226,7 @@ def test_the_sparse_matrix_of_the_documentation() -> None:
 
 
 @pytest.mark.parametrize("old", ["x = {", "y = {"])
-def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old: str) -> None:
+def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old):
     text = spec_of('init = "floor(K * uniform())"').text
     text = text.replace('access = "out"', 'access = "inout", init = "ones(N) * K"')
     parse_spec(text, "k.toml")
@@ -235,7 +235,7 @@ def test_a_buffer_named_like_a_size_is_refused_before_contents_are_computed(old:
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "int32"])
-def test_arrays_of_any_size_are_rounded_alike(name: str) -> None:
+def test_arrays_of_any_size_are_rounded_alike(name):
     large = 1e3 * np.random.default_rng(0).standard_normal((1100, 1001))[..., ::-1]
     for values in np.array(7.0), large[:0], large:
         np.testing.assert_array_equal(encode_chunks(values, DTYPES[name]), DTYPES[name].encode(values))
@@ -259,7 +259,7 @@ def views() -> dict[str, Any]:
     return {name: np.arange(100, dtype=np.float32).view(View) for name in ("x", "y")}
 
 
-def test_a_call_is_written_and_used(tmp_path: Path) -> None:
+def test_a_call_is_written_and_used(tmp_path):
     folder = tmp_path / "calls"
     written = CaptureFolder(folder, 1, 10**6).write(kernel(), views(), {"alpha": 0.5})
     assert written is not None
@@ -274,7 +274,7 @@ def test_a_call_is_written_and_used(tmp_path: Path) -> None:
     assert missing_input(spec, {"N": 99}, "float32")  # used as a whole only
 
 
-def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path: Path) -> None:
+def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path):
     by_count = CaptureFolder(tmp_path / "a", 2, 10**6)
     assert [by_count.write(kernel(), views(), {}) is not None for _ in range(3)] == [True, True, False]
     assert by_count.is_full
@@ -302,13 +302,13 @@ def write_document(folder: Path, **changes: Any) -> None:
         ({"more": 1}, "is not the document of a captured call"),
     ],
 )
-def test_documents_that_are_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_documents_that_are_refused(tmp_path, changes, problem):
     write_document(tmp_path / "call", **changes)
     with pytest.raises(InputError, match=problem):
         with_captured_call(SPEC, tmp_path / "call")
 
 
-def test_one_of_several_calls_must_be_chosen(tmp_path: Path) -> None:
+def test_one_of_several_calls_must_be_chosen(tmp_path):
     with pytest.raises(InputError, match=r"it has no call\.json"):
         read_captured_call(tmp_path)
     for name in ("one", "two"):
@@ -317,7 +317,7 @@ def test_one_of_several_calls_must_be_chosen(tmp_path: Path) -> None:
         read_captured_call(tmp_path)
 
 
-def test_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings(monkeypatch, tmp_path):
     assert read_settings().capture is None
     monkeypatch.setenv("AUTOTILE_CAPTURE", str(tmp_path))
     monkeypatch.setenv("AUTOTILE_CAPTURE_CALLS", "3")

@@ -88,7 +88,7 @@ def parse_unless_literal_zero_divides(text: str) -> Any:
 
 @settings(max_examples=150)
 @given(st.one_of(DEEP_NUMBERS, DEEP_CONDITIONS), ROWS)
-def test_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> None:
+def test_values_are_those_of_python(text, rows):
     expression = parse_unless_literal_zero_divides(text)
     if expression is None:
         return
@@ -114,7 +114,7 @@ def test_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> No
             assert result.tolist() == expected
 
 
-def test_what_an_expression_says_of_itself() -> None:
+def test_what_an_expression_says_of_itself():
     expression = parse("  A %\n B == device.sm_count ")
     assert expression.text == "A %  B == device.sm_count"
     assert expression.names == {"A", "B", "device.sm_count"}
@@ -144,7 +144,7 @@ REAL_ROWS = st.lists(REAL_ROW, min_size=1, max_size=4)
 
 @settings(max_examples=100)
 @given(REALS, REAL_ROWS)
-def test_real_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) -> None:
+def test_real_values_are_those_of_python(text, rows):
     expression = parse(text)
     try:
         expected = [eval(text, {"sqrt": math.sqrt}, row) for row in rows]
@@ -184,7 +184,7 @@ def test_real_values_are_those_of_python(text: str, rows: list[dict[str, Any]]) 
         ("(A > 1) & 1", [0, 1, 1, 1, 1]),
     ],
 )
-def test_functions_and_the_kinds_of_results(text: str, value: list[Any]) -> None:
+def test_functions_and_the_kinds_of_results(text, value):
     numbers = [1, 2, 3, 2**62, 2**62 + 1]
     assert parse(text).kind == {int: "number", float: "real", bool: "boolean", str: "string"}[type(value[0])]
     assert parse(text).evaluate({"A": np.array(numbers)}).tolist() == value
@@ -208,7 +208,7 @@ def test_functions_and_the_kinds_of_results(text: str, value: list[Any]) -> None
         "floor(log2(B)) if B > 0 else -1",
     ],
 )
-def test_guards_hold_row_by_row(text: str) -> None:
+def test_guards_hold_row_by_row(text):
     a, b, f = np.meshgrid([1, 4, 6], [0, 1, 2], [True, False], indexing="ij")
     columns = {"A": a.ravel(), "B": b.ravel(), "F": f.ravel(), "X": np.select([a < 4, a < 6], [-1.0, 4.0], 9.0).ravel()}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
@@ -216,7 +216,7 @@ def test_guards_hold_row_by_row(text: str) -> None:
     assert parse(text).evaluate(columns).tolist() == [parse(text).value(row) for row in rows] == values
 
 
-def test_scalars_and_columns_mix_and_broadcast_and_narrow_or_empty_ones_do_not_fail() -> None:
+def test_scalars_and_columns_mix_and_broadcast_and_narrow_or_empty_ones_do_not_fail():
     result = parse("A * B").evaluate({"A": np.array([[1], [2]]), "B": np.array([10, 20, 30])})
     assert result.tolist() == [[10, 20, 30], [20, 40, 60]]
     assert parse("A + B").evaluate({"A": 1, "B": np.array([1, 2])}).tolist() == [2, 3]
@@ -265,7 +265,7 @@ def test_scalars_and_columns_mix_and_broadcast_and_narrow_or_empty_ones_do_not_f
         ("X ** 0.5", {"X": -2.0}, "the result is not a finite number"),
     ],
 )
-def test_arithmetic_without_an_answer(text: str, env: dict[str, Any], problem: str) -> None:
+def test_arithmetic_without_an_answer(text, env, problem):
     expression, first = parse(text), next(iter(env))
     columns = {name: np.array([1, value]) for name, value in env.items()}
     mixed = {**columns, first: env[first]}  # a scalar alone for an expression of one name
@@ -298,12 +298,12 @@ def test_arithmetic_without_an_answer(text: str, env: dict[str, Any], problem: s
         ("A % B", -7, 2, 1),
     ],
 )
-def test_arithmetic_at_the_edge(text: str, a: int, b: int, value: int) -> None:
+def test_arithmetic_at_the_edge(text, a, b, value):
     assert parse(text).evaluate({"A": a, "B": b}) == parse(text).value({"A": a, "B": b}) == value
     assert parse(text).evaluate({"A": np.array([a, 1]), "B": np.array([b, 1])})[0] == value
 
 
-def test_overflow_counts_only_where_it_is_reached_and_a_fault_names_the_values_that_led_there() -> None:
+def test_overflow_counts_only_where_it_is_reached_and_a_fault_names_the_values_that_led_there():
     columns = {"A": np.array([2**62, 3]), "B": np.array([0, 1])}
     assert parse("B == 1 and A * 4 == 12").evaluate(columns).tolist() == [False, True]
     with pytest.raises(SpecError) as caught:
@@ -368,7 +368,7 @@ REFUSED_ALIKE = {
         *((text, column, [said]) for said, texts in REFUSED_ALIKE.items() for text, column in texts.items()),
     ],
 )
-def test_refusals(text: str, column: int | None, parts: list[str]) -> None:
+def test_refusals(text, column, parts):
     error = refusal(text)
     assert column in (None, error.column)
     for part in parts:
@@ -386,12 +386,12 @@ def test_refusals(text: str, column: int | None, parts: list[str]) -> None:
         "(yield A)", "...", "exec('A')", "device['sm_count']", "print(A)", "min(A, B)(3)", "import os",
     ],
 )  # fmt: skip
-def test_nothing_but_the_language_is_accepted(text: str) -> None:
+def test_nothing_but_the_language_is_accepted(text):
     problem = refusal(text).problem
     assert any(part in problem for part in ("accepted", "not an expression", "cannot be called", "takes a list"))
 
 
-def test_nested_chains_and_choices_take_no_exponential_time() -> None:
+def test_nested_chains_and_choices_take_no_exponential_time():
     chain = "A" + "".join(" < (1 < A" for _ in range(45)) + " < 9)" * 45
     assert parse(chain).evaluate({"A": np.array([0, 2])}).tolist() == [False, False]
     choice = "(True if F else (1 if F else " * 15 + "A" + "))" * 15
@@ -407,12 +407,12 @@ TOKENS = (
 
 @settings(max_examples=150)
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS.split()), max_size=14).map(" ".join)))
-def test_any_text_gives_an_expression_or_a_spec_error(text: str) -> None:
+def test_any_text_gives_an_expression_or_a_spec_error(text):
     with contextlib.suppress(SpecError):
         parse(text).evaluate({"A": 3, "B": 2, "F": True, "S": "x", "X": 0.5, "device.sm_count": 132})
 
 
-def test_columns_count_characters_and_a_long_expression_is_not_repeated() -> None:
+def test_columns_count_characters_and_a_long_expression_is_not_repeated():
     error = refusal("S == 'äöü' and A > Z")
     assert error.column == 20
     assert error.expression[error.column - 1] == "Z"

@@ -49,7 +49,7 @@ class Own:
 
 
 @pytest.fixture
-def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
+def own(request, tmp_path, monkeypatch):
     """``x.h`` and others beside the kernel, or in a folder of which its file, or the environment, has the path."""
     (tmp_path / "own" / "kernels").mkdir(parents=True)
     place = getattr(request, "param", "include")
@@ -124,7 +124,7 @@ NVCC = pytest.mark.skipif(not installed_nvcc(), reason="needs nvcc")
     ],
     indirect=["own"],
 )
-def test_a_changed_header_is_compiled(own: Own, text: str, build: str) -> None:
+def test_a_changed_header_is_compiled(own, text, build):
     headers = {
         "sets_h.h": '#define H "x.h"\n',
         "by_macro.h": '#define MINE "x.h"\n#include MINE\n',
@@ -165,7 +165,7 @@ def test_a_changed_header_is_compiled(own: Own, text: str, build: str) -> None:
         ("new.h", '#define H "new.h"\n#if __has_include(H)\n#define VALUE 2\n#else\n#define VALUE 1\n#endif'),
     ],
 )
-def test_a_header_that_appears(own: Own, name: str, text: str) -> None:
+def test_a_header_that_appears(own, name, text):
     own.write(text)
     assert own.notices(own.folder / name, "#define VALUE 3\n", NAME="y")
 
@@ -180,7 +180,7 @@ def test_a_header_that_appears(own: Own, name: str, text: str) -> None:
         ("#include DEFINED", ""),  # a macro of the search-space file may name a header that no folder holds
     ],
 )
-def test_a_header_outside_of_the_folder(own: Own, text: str, header: str) -> None:
+def test_a_header_outside_of_the_folder(own, text, header):
     outside = own.folder.parent / "outside.h"
     outside.write_text("#define VALUE 1\n")
     (own.folder / "reaches.h").write_text(header.format(outside) + "\n")
@@ -193,14 +193,14 @@ def test_a_header_outside_of_the_folder(own: Own, text: str, header: str) -> Non
 @pytest.mark.parametrize(
     "text", ['#include "x.h"', "#include <x.h> // as in #include OTHER", '/* #include H */#include "x.h"']
 )
-def test_other_headers_do_not_count_where_all_names_are_literal(own: Own, text: str) -> None:
+def test_other_headers_do_not_count_where_all_names_are_literal(own, text):
     (own.folder / "x.h").write_text("// See #include MACRO, and include what you use.\n#define VALUE 1\n")
     own.write(text)
     assert not own.notices(own.folder / "deep" / "x.h", "#define VALUE 2\n")
     assert not own.notices(own.folder / "other.h", "")
 
 
-def test_the_key_of_literal_names_stays(tmp_path: Path) -> None:
+def test_the_key_of_literal_names_stays(tmp_path):
     """Results are stored under it. It was computed before names by macros were followed into further folders."""
     folder = tmp_path / "headers"
     (folder / "deep").mkdir(parents=True)
@@ -211,7 +211,7 @@ def test_the_key_of_literal_names_stays(tmp_path: Path) -> None:
     assert digest == "e8304343be245de9b4cbfce33a5202e8e415176e96bf7b3449371b1bc6f13580"
 
 
-def test_a_changed_header_is_noticed_at_once(tmp_path: Path) -> None:
+def test_a_changed_header_is_noticed_at_once(tmp_path):
     """A file system may give two changes the same time."""
     header = tmp_path / "headers" / "x.h"
     header.parent.mkdir()
@@ -224,7 +224,7 @@ def test_a_changed_header_is_noticed_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["#define VALUE 2\n", "neither C nor C++\n"])
-def test_a_header_that_changes_while_a_session_runs_is_not_compiled_as_what_it_was(own: Own, text: str) -> None:
+def test_a_header_that_changes_while_a_session_runs_is_not_compiled_as_what_it_was(own, text):
     own.write("#include <x.h>")
     cache, job = CubinCache(own.folder.parent / "cubins", 1 << 30), own.job()
     for header in own.folder.rglob("x.h"):
@@ -242,7 +242,7 @@ def test_a_header_that_changes_while_a_session_runs_is_not_compiled_as_what_it_w
         check_unchanged(headers)
 
 
-def test_files_for_another_machine_and_limits_of_a_folder_of_headers(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_for_another_machine_and_limits_of_a_folder_of_headers(own, monkeypatch):
     """Compilers of other machines get every file that a macro may name."""
     own.write('#define H "x.h"\n#include H')
     kernel = own.kernel
@@ -257,7 +257,7 @@ def test_files_for_another_machine_and_limits_of_a_folder_of_headers(own: Own, m
 
 @pytest.mark.parametrize("text", ['#embed "data.bin"', "#embed <data.bin> limit(4)", '#define D "data.bin"\n#embed D'])
 @pytest.mark.parametrize("place", ["own/kernels", "elsewhere/headers"])
-def test_embedded_data(own: Own, tmp_path: Path, text: str, place: str) -> None:
+def test_embedded_data(own, tmp_path, text, place):
     """Every byte counts, also what would be a comment."""
     data = tmp_path / place / "data.bin"
     data.write_bytes(b"\0// one\n")

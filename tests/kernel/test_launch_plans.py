@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,7 +77,7 @@ def plan(spec: KernelSpec, **config: Value) -> LaunchPlan:
     return LaunchPlan.of(spec, {**spec.default, **config}, spec.sizes, H200)
 
 
-def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stays_swapped() -> None:
+def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stays_swapped():
     launches = plan(spec_of()).launches
     assert [launch.step for launch in launches] == [0, 1, 1, 1, 2]
     assert [launch.geometry.grid[0] for launch in launches] == [16, 16, 8, 4, 1]
@@ -96,7 +95,7 @@ def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stay
     assert plan(spec_of()) != plan(spec_of(), BLOCK=128)
 
 
-def test_a_step_is_declared_to_be_the_main_one() -> None:
+def test_a_step_is_declared_to_be_the_main_one():
     """Then it stands for all, though others have more threads; what is computed, and so the hash, is the same."""
     spec = spec_of(STEPS.replace('entry = "finish"\n', 'entry = "finish"\nmain = true\n'))
     assert plan(spec).main.step == 2
@@ -108,7 +107,7 @@ def test_a_step_is_declared_to_be_the_main_one() -> None:
         spec_of(STEPS.replace("block =", "main = true\nblock ="))
 
 
-def test_nothing_and_too_many_launches() -> None:
+def test_nothing_and_too_many_launches():
     never = spec_of(STEPS.replace('when = "ROUNDS > 0"', 'when = "N < 0"').replace("[32]", '["BLOCK"]'))
     assert [launch.step for launch in plan(never).launches] == [0, 1, 1, 1]
     many = spec_of(STEPS.replace('times = "ROUNDS"', f'times = "{MAX_LAUNCHES} * ROUNDS"'))
@@ -118,7 +117,7 @@ def test_nothing_and_too_many_launches() -> None:
     assert {space.config(row)["ROUNDS"] for row in range(len(space))} == {0}
 
 
-def test_the_limits_apply_to_every_launch() -> None:
+def test_the_limits_apply_to_every_launch():
     grid = 'grid = ["ceil_div(N, BLOCK * 2'
     wide = spec_of(STEPS.replace(f'block = ["BLOCK"]\n{grid}', f'block = ["16 * BLOCK"]\n{grid}'))
     space = feasible_space(wide, wide.sizes, H200)
@@ -128,7 +127,7 @@ def test_the_limits_apply_to_every_launch() -> None:
     assert said.startswith("threads_per_block: sweep: 2,048 threads in a block")
 
 
-def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanishes_later_is_dropped() -> None:
+def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanishes_later_is_dropped():
     divided = spec_of(STEPS.replace("grid = [1]", 'grid = ["ceil_div(N, ROUNDS)"]'))
     assert len(feasible_space(divided, divided.sizes, H200)) == 6
     assert plan(divided).launches[-1].geometry.grid[0] == 334
@@ -140,7 +139,7 @@ def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanis
 # --- the hash
 
 
-def test_one_plain_step_is_the_launch_section() -> None:
+def test_one_plain_step_is_the_launch_section():
     launched = copy_spec()
     text = launched.text.replace(', entry = "k"', "").replace("[launch]", '[[steps]]\nentry = "k"')
     stepped = parse_spec(text, "k.toml")
@@ -158,7 +157,7 @@ def test_one_plain_step_is_the_launch_section() -> None:
         ('entry = "finish"', 'entry = "prepare"'),
     ],
 )
-def test_the_hash_covers_a_step(old: str, new: str) -> None:
+def test_the_hash_covers_a_step(old, new):
     assert STEPS.count(old) == 1
     assert space_hash(spec_of()) != space_hash(spec_of(STEPS.replace(old, new)))
 
@@ -179,14 +178,14 @@ def test_the_hash_covers_a_step(old: str, new: str) -> None:
         ('entry = "sweep"\n', "", "steps[1]", "the key 'entry' is missing"),
     ],
 )
-def test_errors_name_the_step_and_its_line(old: str, new: str, key: str, said: str) -> None:
+def test_errors_name_the_step_and_its_line(old, new, key, said):
     number = refused(HEAD + STEPS + TAIL, old, new, key, said).line
     assert number is not None
     near = "\n".join((HEAD + STEPS.replace(old, new) + TAIL).splitlines()[number - 1 : number + 2])
     assert near.startswith("block =" if key == "arguments.block" else new.partition(" ")[0] or "[[steps]]")
 
 
-def test_a_file_has_steps_or_a_launch_and_step_is_no_name_of_one_with_steps() -> None:
+def test_a_file_has_steps_or_a_launch_and_step_is_no_name_of_one_with_steps():
     for head in (HEAD + "launch = { block = [1], grid = [1] }\n", HEAD.replace('"scan.cu"', '"scan.cu", entry = "f"')):
         with pytest.raises(SpecError, match=r"the file has \[\[steps\]\], of which each has its own"):
             spec_of(head=head)
@@ -196,7 +195,7 @@ def test_a_file_has_steps_or_a_launch_and_step_is_no_name_of_one_with_steps() ->
     assert plan(named, step=128).main.geometry.threads == 128
 
 
-def test_a_header_refuses_steps_and_references_what_depends_on_the_launch() -> None:
+def test_a_header_refuses_steps_and_references_what_depends_on_the_launch():
     with pytest.raises(SpecError, match=r"unknown name 'block'"):
         spec_of(tail=TAIL.replace('y = "x"', 'y = "x * block"'))
     with pytest.raises(InputError, match=r"scan has several steps, and a header launches one kernel only"):
@@ -205,7 +204,7 @@ def test_a_header_refuses_steps_and_references_what_depends_on_the_launch() -> N
         write_header(PARTIAL, "float32", [], [], stem="k")
 
 
-def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape() -> None:
+def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape():
     spec = parse_spec(SGEMM, "sgemm.toml")
     geometry = launch_geometry(spec, spec.default, {"M": 100, "N": 4096, "K": 7}, H200)
     assert (geometry.block, geometry.grid, geometry.dynamic_smem_bytes) == ((8, 8, 1), (64, 2, 1), 4096)
@@ -217,7 +216,7 @@ def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape() -> No
 
 
 @pytest.mark.parametrize("launch", [{"block": ["P - 2"]}, {"grid": [1, "2 - P"]}, {"dynamic_smem_bytes": "-P"}])
-def test_what_cannot_be_launched(launch: dict[str, object]) -> None:
+def test_what_cannot_be_launched(launch):
     with pytest.raises(ConfigError, match=r"k: the configuration gives the grid .* add a rule that excludes it"):
         launch_geometry(make_spec({"P": [2]}, launch=launch), {"P": 2}, {"N": 5}, H200)
     with pytest.raises(SpecError, match="division by zero where N = 5, P = 0") as caught:
@@ -225,7 +224,7 @@ def test_what_cannot_be_launched(launch: dict[str, object]) -> None:
     assert caught.value.key == "launch.block"
 
 
-def test_names_that_no_parameter_decides() -> None:
+def test_names_that_no_parameter_decides():
     spec = parse_spec(SGEMM, "sgemm.toml")
     names = fixed_names(spec, spec.sizes, H200)
     assert (names["M"], names["device.sm_count"], len(names)) == (4096, 132, 3 + len(EXPRESSION_NAMES))
@@ -238,7 +237,7 @@ def launched(launch: str, blocks: str = "64") -> KernelSpec:
     return parse_spec(text.replace('grid = ["ceil_div(N, BLOCK)"]', f"grid = [{blocks}]\n{launch}"), "k.toml")
 
 
-def test_cooperation_and_clusters_are_part_of_the_plan() -> None:
+def test_cooperation_and_clusters_are_part_of_the_plan():
     (launch,) = plan(launched('cooperative = true\ncluster = ["BLOCK // 32", 2]', blocks="64, 2")).launches
     assert (launch.is_cooperative, launch.cluster) == (True, (2, 2, 1))
     plain = launched("")
@@ -248,7 +247,7 @@ def test_cooperation_and_clusters_are_part_of_the_plan() -> None:
     assert space_hash(plain) != space_hash(launched("cooperative = true"))
 
 
-def test_more_cooperative_blocks_than_are_resident_are_refused() -> None:
+def test_more_cooperative_blocks_than_are_resident_are_refused():
     resident = H200.sm_count * 32  # blocks of 64 threads
     for blocks, is_cooperative, fits in ((resident, True, True), (resident + 1, True, False), (10**6, False, True)):
         spec = launched("cooperative = true" if is_cooperative else "", blocks=str(blocks))
@@ -275,9 +274,7 @@ def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
     ("is_cooperative", "cluster", "expected"),
     [(True, None, [(2, (1,))]), (False, (2, 4, 1), [(4, (2, 4, 1))]), (True, (8, 1, 1), [(2, (1,)), (4, (8, 1, 1))])],
 )
-def test_the_driver_gets_the_attributes_and_its_error_is_raised(
-    monkeypatch: pytest.MonkeyPatch, is_cooperative: bool, cluster: Any, expected: list[Any]
-) -> None:
+def test_the_driver_gets_the_attributes_and_its_error_is_raised(monkeypatch, is_cooperative, cluster, expected):
     calls: list[Any] = []
 
     def launch_kernel(config: Any, function: Any, parameters: Any, extra: Any) -> int:
@@ -303,14 +300,14 @@ TILED = parse_spec(TILED_SPACE, "several_steps.toml")
 PARTIAL = parse_spec(PARTIAL_SPACE, "block_sums.toml")
 
 
-def test_the_parameters_that_shape_a_problem(tmp_path: Path) -> None:
+def test_the_parameters_that_shape_a_problem(tmp_path):
     assert load_kernel(str(write_steps(tmp_path, "two_step_sum"))).spec.shaping == ()
     assert (TILED.shaping, PARTIAL.shaping) == (("STEPS",), ("BLOCK",))
     assert TILED.shaped_sizes({"N": 7}, {"BLOCK": 128, "STEPS": 3}) == {"N": 7, "STEPS": 3}
     assert PARTIAL.buffer("sums").extents(PARTIAL.shaped_sizes({"N": 1000}, {"BLOCK": 64})) == (16,)
 
 
-def test_limits_count_the_arrays_of_each_configuration() -> None:
+def test_limits_count_the_arrays_of_each_configuration():
     large = parse_spec(TILED_SPACE.replace("STEPS = [1, 2, 3]", "STEPS = [1, 2, 30]"), "k.toml")
     sizes = {"N": 2**31 - 1}
     assert check_config(large, {"BLOCK": 128, "STEPS": 2}, sizes, H200) == ""
@@ -324,7 +321,7 @@ def test_limits_count_the_arrays_of_each_configuration() -> None:
     assert said == "memory: the array rows would have the shape 0 x 100"
 
 
-def test_work_needs_the_configuration_and_the_hash_covers_the_shapes() -> None:
+def test_work_needs_the_configuration_and_the_hash_covers_the_shapes():
     problem = resolve_problem(TILED, {"N": 1000})
     assert Workrate.of(TILED, problem).flops is None
     assert Workrate.of(TILED, problem, {"BLOCK": 128, "STEPS": 3}).flops == 6000
@@ -332,7 +329,7 @@ def test_work_needs_the_configuration_and_the_hash_covers_the_shapes() -> None:
     assert space_hash(changed) != space_hash(PARTIAL)
 
 
-def test_instances_are_made_once_for_each_shape_and_give_way() -> None:
+def test_instances_are_made_once_for_each_shape_and_give_way():
     made: list[dict[str, int]] = []
 
     def make(names: Any) -> Any:

@@ -4,9 +4,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -23,7 +21,7 @@ def source_hash(toml: Path) -> str:
 
 
 class TestFinding:
-    def test_a_path_and_the_users_home(self, scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_path_and_the_users_home(self, scale_toml, monkeypatch):
         assert load_kernel(str(scale_toml)).template_path == scale_toml.with_suffix(".cu")
         monkeypatch.chdir(scale_toml.parent)
         for spelling in ("scale.toml", "./scale.toml", "../kernels/scale.toml"):
@@ -31,9 +29,7 @@ class TestFinding:
         monkeypatch.setenv("HOME", str(scale_toml.parent))
         assert load_kernel("~/scale.toml").name == "scale"
 
-    def test_the_users_folders_come_first_and_are_looked_through_in_order(
-        self, scale_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_users_folders_come_first_and_are_looked_through_in_order(self, scale_toml, tmp_path, monkeypatch):
         assert load_kernel("scale", [tmp_path / "missing", scale_toml.parent]).name == "scale"
         assert kernel_names([tmp_path / "missing", scale_toml.parent]) == ["scale"]
         monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
@@ -45,7 +41,7 @@ class TestFinding:
         scale_toml.rename(scale_toml.with_name("sgemm_2d.toml"))
         assert load_kernel("sgemm_2d").name == "scale"
 
-    def test_a_template_in_the_sister_folder(self, scale_toml: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_a_template_in_the_sister_folder(self, scale_toml, tmp_path, monkeypatch):
         (tmp_path / "templates").mkdir()
         moved = scale_toml.with_suffix(".cu").rename(tmp_path / "templates" / "scale.cu")
         assert load_kernel(str(scale_toml)).template_path == moved
@@ -68,11 +64,11 @@ class TestRefusals:
             *((name, "no kernel named") for name in ("", "a\0b", "a" * 5000, "*", ".")),
         ],
     )
-    def test_names_and_paths_of_no_kernel(self, name: str, said: str) -> None:
+    def test_names_and_paths_of_no_kernel(self, name, said):
         with pytest.raises(UnknownKernelError, match=said):
             load_kernel(name)
 
-    def test_a_missing_template_and_a_malformed_file_are_named(self, scale_toml: Path) -> None:
+    def test_a_missing_template_and_a_malformed_file_are_named(self, scale_toml):
         scale_toml.with_suffix(".cu").unlink()
         with pytest.raises(SpecError, match=r"\[kernel\.template\]: there is no template .*kernels/scale\.cu nor "):
             load_kernel(str(scale_toml))
@@ -81,7 +77,7 @@ class TestRefusals:
             load_kernel(str(scale_toml))
 
     @pytest.mark.parametrize("suffix", [".toml", ".cu"])
-    def test_what_is_not_text(self, scale_toml: Path, suffix: str) -> None:
+    def test_what_is_not_text(self, scale_toml, suffix):
         before, file = load_kernel(str(scale_toml)).source_hash, scale_toml.with_suffix(suffix)
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # a byte order mark is left out
         assert load_kernel(str(scale_toml)).source_hash == before
@@ -94,7 +90,7 @@ class TestFormsOfIncludes:
     """What the compiler reads is hashed, however the directive is spelled."""
 
     @pytest.fixture
-    def folder(self, scale_toml: Path) -> Path:
+    def folder(self, scale_toml):
         return scale_toml.parent
 
     @pytest.mark.parametrize(
@@ -112,7 +108,7 @@ class TestFormsOfIncludes:
             ("#if defined(__has_include)", False),
         ],
     )
-    def test_the_existence_of_a_file(self, scale_toml: Path, folder: Path, line: str, counts: bool) -> None:
+    def test_the_existence_of_a_file(self, scale_toml, folder, line, counts):
         scale_toml.with_suffix(".cu").write_text(f"{line}\n#define FOUND\n#endif\n")
         before = source_hash(scale_toml)
         (folder / "x.h").write_text("")
@@ -135,7 +131,7 @@ class TestFormsOfIncludes:
             ),
         ],
     )
-    def test_a_header_counts(self, scale_toml: Path, tmp_path: Path, folder: Path, text: str, changed: str) -> None:
+    def test_a_header_counts(self, scale_toml, tmp_path, folder, text, changed):
         for name in ("common", "kernels/.hidden", "kernels/deep", "kernels/links"):
             (tmp_path / name).mkdir()
         (folder / "deep" / "x.h").write_text('#include "../../common/below.h"\n')
@@ -149,7 +145,7 @@ class TestFormsOfIncludes:
             hashes.add(source_hash(scale_toml))
         assert len(hashes) == 3
 
-    def test_what_a_macro_cannot_name(self, scale_toml: Path, folder: Path) -> None:
+    def test_what_a_macro_cannot_name(self, scale_toml, folder):
         """Lists of values, databases and the files of version control may change."""
         scale_toml.with_suffix(".cu").write_text("#include HEADER\n")
         (folder / ".git").mkdir()
@@ -167,7 +163,7 @@ class TestFormsOfIncludes:
         (folder / "moved.h").rename(folder / "elsewhere.h")
         assert len({before, moved, source_hash(scale_toml)}) == 3
 
-    def test_bounds(self, scale_toml: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bounds(self, scale_toml, folder, monkeypatch):
         template = scale_toml.with_suffix(".cu")
         template.write_text("#include HEADER\n")
         (folder / "x.h").write_text("int a;\n" * 100)
@@ -186,7 +182,7 @@ class TestFormsOfIncludes:
             source_hash(scale_toml)
 
     @pytest.fixture
-    def special_files(self, folder: Path) -> Iterator[None]:
+    def special_files(self, folder):
         os.mkfifo(folder / "x.h")
         (folder / "zero").symlink_to("/dev/zero")
         with socket.socket(socket.AF_UNIX) as server:
@@ -206,9 +202,7 @@ class TestFormsOfIncludes:
         ],
     )
     @pytest.mark.usefixtures("special_files")
-    def test_circles_end_and_no_special_file_or_name_of_none_is_opened(
-        self, scale_toml: Path, folder: Path, text: str
-    ) -> None:
+    def test_circles_end_and_no_special_file_or_name_of_none_is_opened(self, scale_toml, folder, text):
         (folder / "self.h").symlink_to("self.h")
         for name, other in ("ab", "ba"):
             (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
@@ -219,7 +213,7 @@ class TestFormsOfIncludes:
         "name", ["x.h", "zero", "/dev/zero", "socket.h", "/proc/self/environ", "link.h", "/etc/passwd"]
     )
     @pytest.mark.usefixtures("special_files")
-    def test_what_must_not_be_included(self, scale_toml: Path, folder: Path, name: str) -> None:
+    def test_what_must_not_be_included(self, scale_toml, folder, name):
         """A pipe would block the compiler, and an error shows lines of the file."""
         (folder / "link.h").symlink_to("/etc/passwd")
         scale_toml.with_suffix(".cu").write_text('\n#include "between.h"\n')
@@ -228,9 +222,7 @@ class TestFormsOfIncludes:
             source_hash(scale_toml)
 
     @pytest.mark.parametrize("around", [True, False])
-    def test_hidden_files_and_the_home_folder_are_out_of_reach(
-        self, scale_toml: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, around: bool
-    ) -> None:
+    def test_hidden_files_and_the_home_folder_are_out_of_reach(self, scale_toml, folder, monkeypatch, around):
         name = ".ssh/key" if around else "notes.txt"
         if not around:
             monkeypatch.setenv("HOME", str(folder.parent))
@@ -272,7 +264,7 @@ class TestNormalizing:
     )
 
     @pytest.mark.parametrize(("one", "other", "hashes"), [*((*p, 2) for p in DIFFERENT), *((*p, 1) for p in EQUAL)])
-    def test_code_counts_and_comments_and_spaces_do_not(self, one: str, other: str, hashes: int) -> None:
+    def test_code_counts_and_comments_and_spaces_do_not(self, one, other, hashes):
         assert len({sources.OwnSources(Path("none/x.cu"), text).digest for text in (one, other)}) == hashes
 
     @pytest.mark.parametrize(
@@ -283,7 +275,7 @@ class TestNormalizing:
             "??/", "\r",
         ],
     )  # fmt: skip
-    def test_time_is_linear(self, unit: str) -> None:
+    def test_time_is_linear(self, unit):
         """Quadratic time would take half a minute and more."""
         started = time.process_time()
         sources.OwnSources(Path("none/x.cu"), "'1' " + unit * (200_000 // len(unit)))
@@ -292,7 +284,7 @@ class TestNormalizing:
     @given(st.lists(st.sampled_from(["/", "*", '"', "'", "\\", "\n", "\\\n", "a", "1", ".", " ", "//", "/*", "*/"])))
     @example(['"', "\\", "\\\n", '"', "//"])
     @example(["1", "'", "1", '"', "'", "//"])
-    def test_comments_are_those_of_the_standard(self, pieces: list[str]) -> None:
+    def test_comments_are_those_of_the_standard(self, pieces):
         text = "".join(pieces)
         assert sources.strip_comments(text).replace("\\\n", "") == _phases_2_and_3(text)
 
@@ -317,7 +309,7 @@ def _phases_2_and_3(text: str) -> str:
     return out
 
 
-def test_the_same_object_until_a_file_changes(scale_toml: Path) -> None:
+def test_the_same_object_until_a_file_changes(scale_toml):
     """Thousands of served problems share one object, and a changed file is read again."""
     first = load_kernel(str(scale_toml))
     assert load_kernel(str(scale_toml)) is first

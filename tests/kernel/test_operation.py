@@ -1,7 +1,5 @@
 """Operation files: what they declare, which kernels compute a problem, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from autotile.errors import ProblemError, SpecError, UnknownKernelError
@@ -28,7 +26,7 @@ def fitting(dtype: str, **sizes: int) -> list[str]:
 
 
 class TestMatmul:
-    def test_kernels_follow_the_dtype_and_conditions_and_the_sizes_are_by_their_names(self) -> None:
+    def test_kernels_follow_the_dtype_and_conditions_and_the_sizes_are_by_their_names(self):
         assert "matmul" in kernel_names(read_settings().operation_folders)
         assert find_operation("sgemm") is None
         emulated = ["sgemm_bf16x6", "sgemm_bf16x6_ws"]
@@ -54,7 +52,7 @@ class TestMatmul:
             ({"M": 64, "N": 64, "K": 511, "TRANS_A": 1, "TRANS_B": 1}, True),
         ],
     )
-    def test_factors_are_copied_only_if_their_stored_rows_need_it(self, sizes: dict[str, int], is_copied: bool) -> None:
+    def test_factors_are_copied_only_if_their_stored_rows_need_it(self, sizes, is_copied):
         assert ("gemm_wgmma_padded" in fitting("float16", **sizes)) == is_copied
 
     @pytest.mark.parametrize(
@@ -67,19 +65,19 @@ class TestMatmul:
             ({"M": 1, "N": 1, "K": 1}, "float64", "it supports bfloat16, float16, float32"),
         ],
     )
-    def test_refusals(self, sizes: dict[str, int], dtype: str, said: str) -> None:
+    def test_refusals(self, sizes, dtype, said):
         with pytest.raises(ProblemError, match=said):
             load_operation("matmul").resolve(sizes, dtype)
 
 
 class TestOwnOperations:
-    def test_expressions_give_the_sizes_of_a_kernel(self) -> None:
+    def test_expressions_give_the_sizes_of_a_kernel(self):
         operation = parse_operation(TWO, "sums.toml")
         found = {m.name: sizes for m, sizes in operation.fitting(operation.resolve({"ROWS": 8, "N": 100}))}
         assert found["sgemm_2d"] | {"M": 8, "N": 100, "K": 200} == found["sgemm_2d"]
         assert not list(operation.fitting(operation.resolve({"ROWS": 129, "N": 100})))
 
-    def test_a_path_is_below_the_folder_of_the_file(self, tmp_path: Path) -> None:
+    def test_a_path_is_below_the_folder_of_the_file(self, tmp_path):
         path = tmp_path / "sums.toml"
         path.write_text(TWO.replace("[kernels.sgemm_2d]", '[kernels.own]\nkernel = "./own.toml"'))
         with pytest.raises(UnknownKernelError, match=r"own\.toml"):
@@ -99,7 +97,7 @@ class TestOwnOperations:
             ('when = "ROWS <= 128"', TWICE, "sgemm_2d is the kernel of an earlier entry"),
         ],
     )
-    def test_mistakes_are_named(self, old: str, new: str, said: str) -> None:
+    def test_mistakes_are_named(self, old, new, said):
         assert old in TWO
         with pytest.raises((SpecError, UnknownKernelError), match=said):
             parse_operation(TWO.replace(old, new), "sums.toml")

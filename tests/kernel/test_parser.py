@@ -35,7 +35,7 @@ def edited(old: str, new: str) -> str:
 # --- valid files
 
 
-def test_every_section_is_read() -> None:
+def test_every_section_is_read():
     spec = parse_spec(SGEMM, "sgemm.toml")
     assert (spec.name, spec.template, spec.entry) == ("sgemm", "sgemm.cu", "sgemm")
     assert spec.summary == "C = alpha A B + beta C"
@@ -70,7 +70,7 @@ def test_every_section_is_read() -> None:
     assert (spec.source, spec.text) == ("sgemm.toml", SGEMM)
 
 
-def test_what_may_be_left_out() -> None:
+def test_what_may_be_left_out():
     spec = copy_spec()
     assert (spec.summary, spec.options, spec.dtypes, spec.rules) == ("", (), ("float32",), ())
     launch = spec.steps[0].launch
@@ -91,12 +91,12 @@ def test_what_may_be_left_out() -> None:
         ({"B": 1, "H": 2, "W": 3, "C": 4}, {"B": 1, "H": 1, "W": 3, "C": 3}),
     ],
 )
-def test_derived_ragged_sizes(sizes: dict[str, int], ragged: dict[str, int]) -> None:
+def test_derived_ragged_sizes(sizes, ragged):
     assert derived_ragged(sizes) == ragged
 
 
 @given(st.dictionaries(st.sampled_from("ABCDEFGH"), st.integers(1, 10**6), min_size=1))
-def test_derived_ragged_sizes_are_odd_and_never_larger(sizes: dict[str, int]) -> None:
+def test_derived_ragged_sizes_are_odd_and_never_larger(sizes):
     ragged = derived_ragged(sizes)
     assert list(ragged) == list(sizes)
     assert all(size % 2 == 1 and 1 <= size <= sizes[name] for name, size in ragged.items())
@@ -104,7 +104,7 @@ def test_derived_ragged_sizes_are_odd_and_never_larger(sizes: dict[str, int]) ->
     assert len(set(large)) == len(large)
 
 
-def test_the_worked_example_of_the_documentation() -> None:
+def test_the_worked_example_of_the_documentation():
     page = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
     example = page.split("`saxpy.toml`, in the same folder:\n\n")[1].split("\n\nAn error is reported")[0]
     spec = parse_spec(textwrap.dedent(example), "saxpy.toml")
@@ -311,7 +311,7 @@ REFUSALS = {
 @pytest.mark.parametrize(
     ("base", "old", "new", "key", "parts"), [(base, *row) for base, rows in REFUSALS.items() for row in rows]
 )
-def test_refusals_name_the_key_and_the_cure(base: str, old: str, new: str, key: str, parts: list[str]) -> None:
+def test_refusals_name_the_key_and_the_cure(base, old, new, key, parts):
     error = refused(BASES[base], old, new, key, parts[0], count=1)
     for part in parts:
         assert part in error.problem
@@ -320,7 +320,7 @@ def test_refusals_name_the_key_and_the_cure(base: str, old: str, new: str, key: 
     assert any(part in line for part in key.split("."))
 
 
-def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret() -> None:
+def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret():
     error = refusal(edited("max(BM, BN)", "max(BM, BQ)"))
     number = 1 + SGEMM[: SGEMM.index("squarish =")].count("\n")
     assert (error.line, error.column) == (number, 9)
@@ -331,7 +331,7 @@ def test_a_fault_in_an_expression_has_a_line_a_column_and_a_caret() -> None:
 HEURISTIC = 'few_blocks = "BM * BN >= 4096"\n'
 
 
-def test_heuristics_are_read_apart_from_rules_and_under_their_deprecated_name() -> None:
+def test_heuristics_are_read_apart_from_rules_and_under_their_deprecated_name():
     spec = parse_spec(edited("[launch]", f"[heuristics]\n{HEURISTIC}\n[launch]"), "sgemm.toml")
     names = [str(rule) for rule in (*spec.rules, *spec.heuristics)]
     assert names == ["rule 'squarish'", "rule 'fits'", "heuristic 'few_blocks'"]
@@ -343,7 +343,7 @@ def test_heuristics_are_read_apart_from_rules_and_under_their_deprecated_name() 
     assert "pruning" not in refusal(SGEMM + "\n[prunings]\nx = 1\n").problem.partition("(known")[2]
 
 
-def test_lines_are_found_in_every_way_of_writing_a_table_and_of_a_fault_of_the_syntax() -> None:
+def test_lines_are_found_in_every_way_of_writing_a_table_and_of_a_fault_of_the_syntax():
     text = edited("sizes = { M = 4096, N = 4096, K = 4096 }\nragged = { M = 389 }\n", "").replace(
         "[parameters]", "[problem.sizes]\nM = 4096\nN = 0\nK = 4096\n\n[parameters]"
     )
@@ -390,11 +390,11 @@ def without(section: str) -> str:
         *((without(name), f"the section [{name}] is missing") for name in MUST_BE_THERE),
     ],
 )
-def test_what_is_no_such_file(text: str, part: str) -> None:
+def test_what_is_no_such_file(text, part):
     assert part in refusal(text).problem
 
 
-def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
+def test_a_file_whose_lines_look_like_long_keys_takes_little_memory():
     """Each line of a text was stored with the line before it that looked like the name of a section."""
     long = "k" * 100_000
     inside = "".join(f"a{number}=\n" for number in range(500))
@@ -412,7 +412,7 @@ def test_a_file_whose_lines_look_like_long_keys_takes_little_memory() -> None:
 
 @settings(max_examples=80)
 @given(st.data())
-def test_a_damaged_file_gives_a_spec_error_or_a_spec(data: st.DataObject) -> None:
+def test_a_damaged_file_gives_a_spec_error_or_a_spec(data):
     start = data.draw(st.integers(0, len(SGEMM) - 1))
     length = data.draw(st.integers(0, 12))
     junk = data.draw(st.text(st.sampled_from('ab0.=[]{}",\n-*()\\ \x00é'), max_size=6))

@@ -135,7 +135,7 @@ def blocks(config: Mapping[str, Any]) -> float:
     return -(-1000 // (config["BLOCK"] * config["WORK"]))
 
 
-def test_the_launch_follows_the_function_here_and_the_given_value_in_a_worker() -> None:
+def test_the_launch_follows_the_function_here_and_the_given_value_in_a_worker():
     here = parse_spec(TEXT, "scale.toml", functions={"grid_x": blocks})
     assert launch_geometry(here, CONFIG, here.sizes, H200).grid == (6, 1, 1)
     there = parse_spec(TEXT, "scale.toml")
@@ -146,20 +146,20 @@ def test_the_launch_follows_the_function_here_and_the_given_value_in_a_worker() 
         known_names(there, CONFIG, there.sizes, H200)
 
 
-def test_the_limits_see_the_value_of_every_row() -> None:
+def test_the_limits_see_the_value_of_every_row():
     spec = parse_spec(TEXT, "scale.toml", functions={"grid_x": lambda config: config["WORK"] - 2})
     space = feasible_space(spec, spec.sizes, H200)
     assert {space.config(row)["WORK"] for row in range(len(space))} == {3}
 
 
 @pytest.mark.parametrize("function", [lambda config: config["BLOCK"] / 128, lambda config: config["NONE"]])
-def test_a_function_without_a_whole_number_is_named_with_the_configuration(function: ConfigFunction) -> None:
+def test_a_function_without_a_whole_number_is_named_with_the_configuration(function):
     spec = parse_spec(TEXT, "scale.toml", functions={"grid_x": function})
     with pytest.raises(SpecError, match=r"computed.grid_x raises .* where BLOCK = 64"):
         feasible_space(spec, spec.sizes, H200)
 
 
-def test_a_function_is_called_once_for_each_combination_that_it_reads() -> None:
+def test_a_function_is_called_once_for_each_combination_that_it_reads():
     calls = []
 
     def counted(config: Mapping[str, Any]) -> int:
@@ -187,6 +187,6 @@ OF_CONFIGURATIONS: list[ConfigFunction] = [
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40), st.sampled_from(OF_CONFIGURATIONS))
-def test_each_row_has_the_value_that_the_function_gives_it(rows: list[tuple[int, ...]], function: Any) -> None:
+def test_each_row_has_the_value_that_the_function_gives_it(rows, function):
     columns = dict(zip("abc", np.array(rows).T, strict=True))
     assert map_rows(function, columns).tolist() == [function(dict(zip("abc", row, strict=True))) for row in rows]

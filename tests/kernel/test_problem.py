@@ -1,8 +1,5 @@
 """Problems: sizes, flags and types, the devices that support them, the memory that they take, and rates."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from autotile.core.model import Problem
 from autotile.errors import DeviceError, InputError, ProblemError, SpecError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import Workrate, check_memory, resolve_problem, size_distance, unsupported_reason
-from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import check_config
 from autotile.space.search_space import enumerate_space, feasible_space
 
@@ -28,7 +24,7 @@ FLAGGED = parse_spec(SPLIT_SPACE, "split.toml")
 
 
 class TestResolve:
-    def test_sizes_come_in_the_kernels_order_with_its_first_dtype_and_defaults_only_where_asked(self) -> None:
+    def test_sizes_come_in_the_kernels_order_with_its_first_dtype_and_defaults_only_where_asked(self):
         problem = resolve_problem(SPEC, {"K": 32, "M": 128, "N": 64})
         assert problem == Problem("sgemm", SIZES, "float32")
         assert (list(problem.sizes), str(problem)) == (["M", "N", "K"], "sgemm M=128 N=64 K=32 float32")
@@ -53,12 +49,12 @@ class TestResolve:
             ({}, "int8", "does not support dtype 'int8'; it supports float32, float64"),
         ],
     )
-    def test_refusals(self, sizes: dict[str, Any], dtype: str | None, said: str) -> None:
+    def test_refusals(self, sizes, dtype, said):
         with pytest.raises(ProblemError, match=said):
             resolve_problem(FLAGGED if "TRANS_A" in sizes else SPEC, {**SIZES, **sizes}, dtype)
         assert issubclass(ProblemError, InputError)
 
-    def test_arrays_that_would_be_empty(self) -> None:
+    def test_arrays_that_would_be_empty(self):
         extra = 'D = { buffer = "dtype", shape = ["K", "N - 4"], access = "in" }'
         spec = parse_spec(SGEMM.replace("[reference]", f"{extra}\n[reference]"), "sgemm.toml")
         assert resolve_problem(spec, {**SIZES, "N": 5}).sizes["N"] == 5
@@ -72,7 +68,7 @@ class TestFlags:
 
     MNK = {"M": 33, "N": 17, "K": 70}  # noqa: RUF012
 
-    def test_they_stand_behind_the_sizes_and_like_sizes_of_one_may_be_left_out(self) -> None:
+    def test_they_stand_behind_the_sizes_and_like_sizes_of_one_may_be_left_out(self):
         assert list(FLAGGED.sizes) == ["M", "N", "K", "BATCH", "TRANS_A", "TRANS_B", "OUT_FP32"]
         assert FLAGGED.flags == ("TRANS_A", "TRANS_B", "OUT_FP32")
         ragged = {"M": 45, "N": 37, "K": 67, "BATCH": 3, "TRANS_A": 1, "TRANS_B": 0, "OUT_FP32": 0}
@@ -85,7 +81,7 @@ class TestFlags:
         with pytest.raises(ProblemError, match=said):
             resolve_problem(FLAGGED, {"M": 33, "N": 17})
 
-    def test_shapes_and_types_follow_them(self) -> None:
+    def test_shapes_and_types_follow_them(self):
         a, _, c = FLAGGED.buffers
         sizes = resolve_problem(FLAGGED, {**self.MNK, "BATCH": 2}).sizes
         assert [a.extents({**sizes, "TRANS_A": flag}) for flag in (0, 1)] == [(2, 33, 70), (2, 70, 33)]
@@ -101,7 +97,7 @@ class TestFlags:
         "text", ["TRANS_A", "not TRANS_B", "TRANS_A == 1", "TRANS_A + 1 > 1", "SPLIT_K > 1 and TRANS_A"]
     )
     @pytest.mark.parametrize("flags", [{"TRANS_A": 0, "TRANS_B": 1}, {"TRANS_A": 1, "TRANS_B": 0}])
-    def test_a_rule_means_the_same_for_a_table_and_for_one_row(self, text: str, flags: Mapping[str, int]) -> None:
+    def test_a_rule_means_the_same_for_a_table_and_for_one_row(self, text, flags):
         rule = f'flagged = "TILE == 16 or ({text}) or not (TILE < 32 or TRANS_A and {text})"'
         spec = parse_spec(SPLIT_SPACE.replace("[launch]", f"{rule}\n[launch]"), "split.toml")
         sizes = {**spec.sizes, **flags}
@@ -112,7 +108,7 @@ class TestFlags:
 
 
 class TestDistance:
-    def test_flags_count_before_sizes_and_names_of_one_side_are_passed_over(self) -> None:
+    def test_flags_count_before_sizes_and_names_of_one_side_are_passed_over(self):
         asked = {"M": 1024, "TRANS_A": 0, "TRANS_B": 1}
         assert size_distance(asked, asked) == (0, 0.0)
         assert size_distance({**asked, "M": 4096}, asked) == (0, 2.0)
@@ -122,7 +118,7 @@ class TestDistance:
     NAMED = st.dictionaries(st.sampled_from("MNK"), st.integers(1, 2**31 - 1))
 
     @given(NAMED, NAMED)
-    def test_it_is_the_same_both_ways(self, a: dict[str, int], b: dict[str, int]) -> None:
+    def test_it_is_the_same_both_ways(self, a, b):
         flags, doublings = size_distance(a, b)
         assert (flags, doublings) == (0, pytest.approx(size_distance(b, a)[1]))
         assert doublings >= 0
@@ -144,7 +140,7 @@ class TestMemory:
             ),
         ],
     )
-    def test_just_enough(self, spec: KernelSpec, dtype: str, element_bytes: int) -> None:
+    def test_just_enough(self, spec, dtype, element_bytes):
         problem = resolve_problem(spec, {"M": 1000, "N": 1000, "K": 1000}, dtype)
         needed = 1_000_000 * element_bytes + H200.l2_bytes
         check_memory(spec, problem, replace(H200, memory_bytes=needed))
@@ -175,7 +171,7 @@ class TestCapabilities:
             ('architecture = "sm_90a"', "a100", "choose a device of capability 9.0, or another kernel"),
         ],
     )
-    def test_devices(self, line: str, device: str, said: str) -> None:
+    def test_devices(self, line, device, said):
         spec = parse_spec(self.declared(line), "split.toml")
         fault = unsupported_reason(spec, device_profile(device))
         assert said in fault
@@ -185,7 +181,7 @@ class TestCapabilities:
             with pytest.raises(DeviceError, match="compute capability"):
                 enumerate_space(spec, spec.sizes, device_profile(device))
 
-    def test_clusters_need_theirs_unless_the_minimum_is_lower_and_they_are_of_one_block(self) -> None:
+    def test_clusters_need_theirs_unless_the_minimum_is_lower_and_they_are_of_one_block(self):
         line, a100 = 'architecture = "sm_90a"', device_profile("a100")
         spec = parse_spec(CLUSTER_SPACE.replace(line, ""), "swap.toml")
         assert "swap needs compute capability 9.0 for its clusters" in unsupported_reason(spec, a100)
@@ -211,7 +207,7 @@ class TestCapabilities:
             ),
         ],
     )
-    def test_refusals(self, text: str, said: str) -> None:
+    def test_refusals(self, text, said):
         with pytest.raises(SpecError, match=said):
             parse_spec(text, "split.toml")
 
@@ -243,5 +239,5 @@ PRODUCTS = msgspec.structs.replace(SQUARE, unit="tensor_bfloat16", passes=6)
         (Workrate(None, 42_000, "float32"), 1.0, None, "42 GB/s"),
     ],
 )
-def test_rates(rate: Workrate, time_us: float | None, device: str | None, shown: str) -> None:
+def test_rates(rate, time_us, device, shown):
     assert rate.text(time_us, device_profile(device) if device else None) == shown

@@ -1,7 +1,6 @@
 """The forms of [reference], the shapes of its expressions, tolerances, and comparison by a function."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ def parsed(reference: str, *, constant: bool = False) -> KernelSpec:
 
 
 class TestKernels:
-    def test_a_kernel(self) -> None:
+    def test_a_kernel(self):
         spec = parsed(KERNEL + '\nelement_type = "float64"\ndefines = { TILE = 16, T = "double", COUNT = "M * N" }')
         kernel = spec.reference.kernel
         assert kernel is not None
@@ -52,13 +51,13 @@ class TestKernels:
         some = parsed(KERNEL + '\narguments = ["C", "A", "B"]')
         assert [argument.name for argument in reference_spec(some, "float32", some.sizes).arguments] == ["C", "A", "B"]
 
-    def test_double_precision(self) -> None:
+    def test_double_precision(self):
         wide = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
         wide |= {name: name for name in ("int32", "bool", "int4")} | {"float4": "double4", "half2": "double2"}
         assert {name: wide_type(name) for name in wide} == wide
         assert all(wide_type(name) in DTYPES for name in DTYPES)
 
-    def test_its_source_counts_and_compiles(self, tmp_path: Path) -> None:
+    def test_its_source_counts_and_compiles(self, tmp_path):
         text = 'extern "C" __global__ void sgemm(const float*, const float*, float*, float, int, int, int) {}\n'
         naive = "template <class T> __global__ void naive(T* c) {{ c[0] = {}; }}\n"
         (tmp_path / "sgemm.cu").write_text(text)
@@ -79,7 +78,7 @@ class TestKernels:
         assert load_kernel(str(toml)).source_hash != before
 
 
-def test_agreement_a_function_and_files_and_a_hash_of_each_form() -> None:
+def test_agreement_a_function_and_files_and_a_hash_of_each_form():
     assert parsed('verify = "agreement"').reference.is_agreement
     assert parsed('function = "solve"').reference.function == "solve"
     assert parsed('outputs.C = { file = "c.npy" }', constant=True).reference.files == {"C": "c.npy"}
@@ -88,7 +87,7 @@ def test_agreement_a_function_and_files_and_a_hash_of_each_form() -> None:
     assert len({space_hash(parsed(form)) for form in forms}) == len(forms)
 
 
-def test_tolerances() -> None:
+def test_tolerances():
     found = [
         parsed(f"{OUTPUTS}\ntolerance = {{ C = {text} }}").reference.tolerances["C"]
         for text in ("{ absolute = 1e-6, relative = 1e-4 }", "1e-3")
@@ -121,7 +120,7 @@ def test_tolerances() -> None:
         (OUTPUTS + '\nunchecked = ["X"]', "no buffer that is written"),
     ],
 )
-def test_refusals(reference: str, said: str) -> None:
+def test_refusals(reference, said):
     with pytest.raises(SpecError, match=re.escape(said)):
         parsed(reference)
 
@@ -137,7 +136,7 @@ class TestShapes:
     )  # fmt: skip
 
     @given(st.sampled_from(TEXTS), st.lists(st.integers(1, 3), min_size=8, max_size=8))
-    def test_they_are_those_that_numpy_computes(self, text: str, extents: list[int]) -> None:
+    def test_they_are_those_that_numpy_computes(self, text, extents):
         a, b, c, d, e, f, g, h = extents
         shapes = {"A": (a, b), "B": (c, d), "v": (e,), "S": (f, g, h)}
         expression = parse_array_expression(text, shapes)
@@ -152,10 +151,10 @@ class TestShapes:
         assert outcome({name: ShapeOnly(shape) for name, shape in shapes.items()}) == outcome(arrays)
 
     @pytest.mark.parametrize("text", ["maximum(A @ B, -1e999) + C", "alpha * (A @ B) + C / 2", "C / (C - C) + A @ B"])
-    def test_what_only_the_device_can_tell_is_left_to_it(self, text: str) -> None:
+    def test_what_only_the_device_can_tell_is_left_to_it(self, text):
         assert parsed(f'outputs = {{ C = "{text}" }}')
 
-    def test_the_largest_array_of_an_expression_is_known(self) -> None:
+    def test_the_largest_array_of_an_expression_is_known(self):
         """All pairs of 300 points are 90,000 elements, although 300 go in and 300 come out."""
         expression = parse_array_expression("sum(abs(transpose(X) - X), 0) + 1", {"X"})
         found: object = expression.evaluate({"X": ShapeOnly((1, 300))})
@@ -163,7 +162,7 @@ class TestShapes:
         assert (found.shape, found.largest) == ((300,), 90_000)
 
 
-def test_what_is_unchecked_needs_no_expression_and_nothing_may_be_checked() -> None:
+def test_what_is_unchecked_needs_no_expression_and_nothing_may_be_checked():
     more = 't = { buffer = "float32", shape = ["N"], access = "inout" }'
     space = copy_spec().text.replace("[reference]", f"{more}\n[reference]")
     partly, wholly, nothing = (
@@ -193,7 +192,7 @@ class TestComparison:
             (fails.__func__, "the comparison raises ValueError: no"),
         ],
     )
-    def test_what_it_says(self, function: Any, said: str, tmp_path: Path) -> None:
+    def test_what_it_says(self, function, said, tmp_path):
         inspection = comparison_of(parse_spec(SGEMM, "sgemm.toml"), function, tmp_path)
         assert inspection.buffers == ("C.expected", "C.value")
         folder = tmp_path / "outputs"
@@ -204,7 +203,7 @@ class TestComparison:
         assert said in wrong
         assert bool(said) == bool(wrong)
 
-    def test_it_belongs_to_the_reference(self) -> None:
+    def test_it_belongs_to_the_reference(self):
         text = SGEMM.replace("tolerance = 1e-5", 'comparison = "near"')
         assert parse_spec(text, "k.toml").reference.comparison == "near"
         assert "near" in parse_spec(text, "k.toml").reference.notice

@@ -39,7 +39,7 @@ __global__ void unclosed(int a
 """
     WHOLE = GlobalFunction("g", (), (("n", "int"),))
 
-    def test_functions_and_their_parameters(self) -> None:
+    def test_functions_and_their_parameters(self):
         found = {function.name: function for function in global_functions(self.SOURCE)}
         assert list(found) == ["plain", "tiled", "none", "nested", "split"]
         plain = [("x", "const float*"), ("y", "float*"), ("n", "int")]
@@ -55,7 +55,7 @@ __global__ void unclosed(int a
         "text",
         ["", "__global__", "__global__ void f(", "__global__ void f(((", "template < typename T", "}" * 99, "/*", '"'],
     )
-    def test_what_is_not_whole_is_no_function(self, text: str) -> None:
+    def test_what_is_not_whole_is_no_function(self, text):
         assert global_functions(text) == []
         if text not in ("/*", '"'):  # which take the rest of the source
             assert global_functions(f"{text}; __global__ void g(int n) {{}}") == [self.WHOLE]
@@ -66,7 +66,7 @@ __global__ void unclosed(int a
             st.sampled_from([*"(){}<>,;=*&\"'\\\n", "__global__ ", "template ", "void f", "int n", "//", "/*", "*/"])
         )
     )
-    def test_any_text_is_read(self, parts: list[str]) -> None:
+    def test_any_text_is_read(self, parts):
         """No text is an error, and every name and parameter that is found stands in it."""
         text = "".join(parts)
         for function in global_functions(text):
@@ -111,11 +111,11 @@ int main(int argc, char** argv)
 inline std::vector<float> make(int n = 3) { return std::vector<float>(n); }
 """
 
-    def test_host_functions_are_blanked_and_lines_kept(self) -> None:
+    def test_host_functions_are_blanked_and_lines_kept(self):
         blank = "".join(" " * len(line) + "\n" for line in self.HOST.splitlines())
         assert without_host_functions(self.KEPT + self.HOST + self.KEPT) == self.KEPT + blank + self.KEPT
 
-    def test_what_is_not_balanced_and_directives_in_host_functions_stay(self) -> None:
+    def test_what_is_not_balanced_and_directives_in_host_functions_stay(self):
         for source in ("int main() {", "}", "#if A\nvoid f() {\n#else\nvoid f(int) {\n#endif\n}\n"):
             assert without_host_functions(source) == source
         source = "int main() {\n#ifdef A\n  f();\n#endif\n}\n"
@@ -135,7 +135,7 @@ NO_ENTRIES = (
 
 
 @pytest.mark.parametrize("entry", ENTRIES + NO_ENTRIES)
-def test_names_of_functions(entry: str) -> None:
+def test_names_of_functions(entry):
     assert is_entry(entry) == (entry in ENTRIES)
 
 
@@ -163,13 +163,13 @@ class TestSignatures:
             ((8, 8, 4, 16), ", const float4 b", "add parameter 4 of inner::scale<B> (const float4 b) to [arguments]"),
         ],
     )
-    def test_faults(self, taken: tuple[int, ...] | None, more: str, said: str) -> None:
+    def test_faults(self, taken, more, said):
         source = self.SOURCE.replace("int n", f"int n{more}")
         found = signature_fault(self.SPEC, self.SPEC.steps[0], "float32", taken, source)
         assert said in found
         assert bool(said) == bool(found)
 
-    def test_the_error_names_the_file(self) -> None:
+    def test_the_error_names_the_file(self):
         taken = {self.SPEC.entry: CompiledFunction("scale", Resources(8, 0, 0, 0, 0), (8,))}
         kernel = Kernel(self.SPEC, self.SOURCE, Path("sample.cu"), "")
         with pytest.raises(SpecError, match=r"sample\.toml.*arguments"):
@@ -200,7 +200,7 @@ HARMLESS = (
         ("#define WORK 1", "[1]", ""),  # its only value once more
     ],
 )
-def test_a_parameter_that_the_template_defines(scale_toml: Path, lines: str, works: str, said: str) -> None:
+def test_a_parameter_that_the_template_defines(scale_toml, lines, works, said):
     template = scale_toml.with_suffix(".cu")
     template.write_text(f"{lines}\n{template.read_text()}")
     scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", f"WORK = {works}"))
@@ -225,14 +225,14 @@ OUTPUT = ('shape = ["n"], access = "out"', 'shape = [1], access = "out"')
         (*OUTPUT, "shape"),
     ],
 )
-def test_an_error_gives_the_cure(scale_toml: Path, old: str, new: str, cure: str) -> None:
+def test_an_error_gives_the_cure(scale_toml, old, new, cure):
     text = scale_toml.read_text()
     assert old in text
     with pytest.raises(SpecError, match=cure):
         parse_spec(text.replace(old, new, 1), "x.toml")
 
 
-def test_a_sum_for_a_buffer_of_one_element_and_a_reference_of_several_lines(scale_toml: Path) -> None:
+def test_a_sum_for_a_buffer_of_one_element_and_a_reference_of_several_lines(scale_toml):
     text = scale_toml.read_text().replace(*OUTPUT)
     with pytest.raises(SpecError, match=r"write reshape\(\.\.\., 1\)"):
         parse_spec(text.replace('"factor * x"', '"sum(x)"'), "x.toml")

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,14 +50,14 @@ def script(problem_size: Any, source: Any = "", **options: Any) -> ScriptKernel:
         ([["block_size_x"], 3, lambda p: 2], None, None),
     ],
 )
-def test_the_grid_is_theirs(problem_size: Any, grid_div: Any) -> None:
+def test_the_grid_is_theirs(problem_size, grid_div):
     launch = script(problem_size, grid_div=grid_div)
     threads, grid = util.setup_block_and_grid(problem_size, grid_div, PARAMS, NAMES)
     assert launch.grid(PARAMS) == grid
     assert launch.block(PARAMS) == threads
 
 
-def test_shared_memory_is_theirs_and_block_names_in_any_case_and_in_part() -> None:
+def test_shared_memory_is_theirs_and_block_names_in_any_case_and_in_part():
     for size in (100, "block_size_x*4", lambda p: p["block_size_y"] * 8):
         given: dict[str, Any] = {"size": size}
         assert script(1, smem_args=given).dynamic_smem_bytes(PARAMS) == util.get_smem_args(given, PARAMS)["size"]
@@ -72,7 +70,7 @@ def test_shared_memory_is_theirs_and_block_names_in_any_case_and_in_part() -> No
 @pytest.mark.parametrize(
     "defines", [None, {}, {"A": "block_size_x + 1", "B": lambda p: p["scale"], "C": 3, "D": "a\nb"}]
 )
-def test_macros_are_theirs(defines: Any) -> None:
+def test_macros_are_theirs(defines):
     code = "int main;\n"
     threads, grid = util.setup_block_and_grid(1000, (None, None, None), PARAMS, NAMES)
     _, theirs = util.prepare_kernel_string("k", code, PARAMS, grid, threads, NAMES, "CUDA", defines)
@@ -92,7 +90,7 @@ TUNE_PARAMS = {"a": [1, 2, 4, 8], "b": [1, 3, 5], "c": ["x", "y"], "d": [0.5, 1.
     "restrictions",
     [None, "a * b <= 8", ["a <= 4", "b == 1 or a > 2", "c == 'x'"], ["d * a > 1", "a in [1, 2, 8]", "a % 3 != 0"]],
 )
-def test_restrictions_leave_their_space(restrictions: Any) -> None:
+def test_restrictions_leave_their_space(restrictions):
     theirs = {tuple(config) for config in Searchspace(TUNE_PARAMS, restrictions, 1024).list}
     assert survivors(restrictions) == theirs
 
@@ -114,7 +112,7 @@ def test_restrictions_leave_their_space(restrictions: Any) -> None:
         (lambda p: 4 % (p["a"] - 1) == 0, "a != 1 and 4 % (a - 1) == 0"),
     ],
 )
-def test_every_form_means_the_same(given: Any, same: str) -> None:
+def test_every_form_means_the_same(given, same):
     assert survivors(given) == survivors(same)
 
 
@@ -148,14 +146,14 @@ CONDITIONS = st.recursive(
 
 
 @given(CONDITIONS, st.lists(st.tuples(st.integers(-4, 2**34), st.integers(-4, 70)), min_size=1, max_size=20))
-def test_a_condition_holds_in_the_rows_where_it_holds_in_each(text: str, rows: list[tuple[int, int]]) -> None:
+def test_a_condition_holds_in_the_rows_where_it_holds_in_each(text, rows):
     columns = dict(zip("ab", np.array(rows, np.int64).T, strict=True))
     found = holds_in_rows(text, columns)
     if found is not None:
         assert found.tolist() == [bool(evaluate(text, dict(zip("ab", row, strict=True)))) for row in rows]
 
 
-def test_conditions_of_suites_need_no_rows_and_numbers_are_no_restriction() -> None:
+def test_conditions_of_suites_need_no_rows_and_numbers_are_no_restriction():
     columns = {"a": np.array([1, 2]), "b": np.array([0, 4])}
     assert holds_in_rows("a == 1 or (a * 2 + b) * 4 <= 64 and not a % 2 == 1", columns) is not None
     assert holds_in_rows("a in (1, 3) and b / a < 0.5", columns).tolist() == [True, False]
@@ -166,7 +164,7 @@ def test_conditions_of_suites_need_no_rows_and_numbers_are_no_restriction() -> N
         restriction_rules(3, ParameterCodec(TUNE_PARAMS))
 
 
-def test_metrics_are_theirs() -> None:
+def test_metrics_are_theirs():
     metrics = {"GFLOP/s": lambda p: 2 / p["time"], "x": "a * 2 / (time / 1000)", "y": "x * x + ceil(a / 3)"}
     result = {"a": 4, "time": 0.5}
     assert process_metrics(dict(result), metrics) == util.process_metrics(dict(result), metrics)
@@ -181,7 +179,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
-def test_expressions_have_pythons_values(text: str) -> None:
+def test_expressions_have_pythons_values(text):
     for a, b in itertools.product(range(0 if "<<" in text else -9, 10, 3), range(1, 10, 2)):
         assert evaluate(text, {"a": a, "b": b}) == eval(text, {"math": math, "np": np, "a": a, "b": b})
 
@@ -189,12 +187,12 @@ def test_expressions_have_pythons_values(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["__import__('os')", "(1).__class__", "open('x')", "a.b", "lambda: 1", "x :=", "[].append(1)", "f'{a}'"]
 )
-def test_nothing_else_is_carried_out(text: str) -> None:
+def test_nothing_else_is_carried_out(text):
     with pytest.raises(InputError):
         evaluate(text, {"a": 1})
 
 
-def test_absurd_numbers_and_texts_are_refused() -> None:
+def test_absurd_numbers_and_texts_are_refused():
     with pytest.raises(OverflowError):
         evaluate("9 ** 9 ** 9", {})
     with pytest.raises(InputError):
@@ -202,7 +200,7 @@ def test_absurd_numbers_and_texts_are_refused() -> None:
     assert replace_param_occurrences("k<T, block>", {"T": "float", "block": 3}) == "k<float, 3>"
 
 
-def test_values_of_any_type_are_parameters() -> None:
+def test_values_of_any_type_are_parameters():
     codec = ParameterCodec(
         {"n": [np.int32(4), 8, 8], "f": [0.5, 1], "s": ["a b", "c"], "t": ["int", "float"], "b": [True], "p": [(2, 4)]}
     )
@@ -214,7 +212,7 @@ def test_values_of_any_type_are_parameters() -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"a": []}, {"a b": [1]}, {"time": [1]}, {"a": "text"}])
-def test_parameters_that_cannot_be(params: Any) -> None:
+def test_parameters_that_cannot_be(params):
     with pytest.raises(InputError):
         ParameterCodec(params)
 
@@ -229,12 +227,12 @@ def test_parameters_that_cannot_be(params: Any) -> None:
         ("basic", "__global__ void f() {}", "no language"),
     ],
 )
-def test_other_languages_are_refused(lang: str | None, source: str, said: str) -> None:
+def test_other_languages_are_refused(lang, source, said):
     with pytest.raises(InputError, match=said):
         script(1, source).check_language(lang)
 
 
-def test_options_of_nvcc_that_nvrtc_lacks_are_left_out() -> None:
+def test_options_of_nvcc_that_nvrtc_lacks_are_left_out():
     given = ["-O3", "-std=c++14", "-arch=sm_52", "-Xcompiler", "-Wall", "-lineinfo", "-use_fast_math", "-Xptxas", "-v"]
     assert nvrtc_options(given) == ("-std=c++14", "-lineinfo", "-use_fast_math", "--ptxas-options=-v")
     assert nvrtc_options(["-I", "/a", "-I/b"]) == ("-I/a", "-I/b")
@@ -244,13 +242,13 @@ ERRORS = "MSE,rmse,NRMSE,MAE,absolute error,MRE,relative,rmsre,MALE,RMSLE,max,ma
 
 
 @pytest.mark.parametrize("name", ERRORS.split(","))
-def test_errors_are_theirs(name: str) -> None:
+def test_errors_are_theirs(name):
     rng = np.random.default_rng(0)
     a, b = rng.random(50) + 0.1, rng.random(50) + 0.1
     assert error_metric_from_name(name)(a, b) == pytest.approx(their_accuracy.error_metric_from_name(name)(a, b))
 
 
-def test_precisions_and_texts_are_theirs() -> None:
+def test_precisions_and_texts_are_theirs():
     values = np.linspace(0, 1, 9)
     ours, theirs = TunablePrecision("T", values), their_accuracy.TunablePrecision("T", values)
     for name in ("half", "float", "double"):
@@ -290,9 +288,7 @@ def job(kernel: Kernel) -> CompileJob:
         (lambda params: CODE % f'#include "own/x_{params["which"]}.h"', lambda folder: []),
     ],
 )
-def test_a_changed_header(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any, options: Callable[[Path], Any]
-) -> None:
+def test_a_changed_header(tmp_path, monkeypatch, source, options):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "own"
     folder.mkdir()

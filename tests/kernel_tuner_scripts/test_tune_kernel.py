@@ -40,7 +40,7 @@ SIZES = {"block_size_x": [32, 64, 128]}
 
 
 @pytest.fixture(autouse=True)
-def _fake_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fake_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTILE_DB", str(tmp_path / "tuned.db"))
     monkeypatch.chdir(tmp_path)
     tests = str(Path(__file__).parents[1])
@@ -63,7 +63,7 @@ def tuned(given: list[Any] | None = None, params: Any = None, **options: Any) ->
     return tune_kernel("add", ADD, N, given or arguments(), params or SIZES, **{"quiet": True, **options})
 
 
-def test_results_environment_and_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_environment_and_what_is_printed(capsys):
     metrics = {"rate": lambda p: 1 / p["time"], "double": "rate * 2"}
     results, env = tuned(metrics=metrics, quiet=False, verbose=True)
     times = {result["block_size_x"]: result["time"] for result in results}
@@ -85,7 +85,7 @@ def test_results_environment_and_what_is_printed(capsys: pytest.CaptureFixture[s
     assert printed.rstrip().endswith("block_size_x=128, time=7.812ms, rate=0.128, double=0.256")
 
 
-def test_a_function_verifies_each_configuration() -> None:
+def test_a_function_verifies_each_configuration():
     given = arguments()
     seen = []
 
@@ -104,13 +104,13 @@ def test_a_function_verifies_each_configuration() -> None:
     assert seen[0] == (1e-4, [False, True, True, True])
 
 
-def test_an_answer_may_hold_nans() -> None:
+def test_an_answer_may_hold_nans():
     (given := arguments())[1][3] = np.nan
     results, _ = tuned(given, {"block_size_x": [64], "wrong": [0, 1]}, answer=[given[1] + given[2], None, None, None])
     assert {result["wrong"]: "__error__" in result for result in results} == {0: False, 1: True}
 
 
-def test_observers_of_the_output_add_to_the_results() -> None:
+def test_observers_of_the_output_add_to_the_results():
     given = arguments()
     answer, observer = [given[1] + given[2], None, None, None], AccuracyObserver("MAE", "mean_error")
     results, _ = tuned(given, {**SIZES, "wrong": [0, 1]}, answer=answer, observers=[observer])
@@ -131,7 +131,7 @@ class Counter(BenchmarkObserver):
         return {"count": len(self.configurations)}
 
 
-def test_other_observers_are_called_where_they_can_be() -> None:
+def test_other_observers_are_called_where_they_can_be():
     observers = [lambda _: Counter(), NVMLObserver(["gr_voltage"])]
     with (
         pytest.warns(UserWarning, match="after_finish are not called"),
@@ -145,7 +145,7 @@ def test_other_observers_are_called_where_they_can_be() -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True])  # as of a call that was killed; else without line breaks
-def test_a_cache_is_continued_simulated_and_written_as_t4(tmp_path: Path, cut: bool) -> None:
+def test_a_cache_is_continued_simulated_and_written_as_t4(tmp_path, cut):
     file = tmp_path / "cache.json"
     tuned(params={"block_size_x": [32, 64]}, cache=str(tmp_path / "cache"))
     first = json.loads(file.read_text())
@@ -185,7 +185,7 @@ class EverySecond:
         return found
 
 
-def test_a_strategy_object_and_one_with_options_search() -> None:
+def test_a_strategy_object_and_one_with_options_search():
     results, _ = tuned(params={"block_size_x": [32, 64, 96, 128, 160]}, strategy=EverySecond())
     assert {32, 96, 160} <= {result["block_size_x"] for result in results}
     options = {"max_fevals": 8, "restart": True}
@@ -197,7 +197,7 @@ def test_a_strategy_object_and_one_with_options_search() -> None:
         tuned(strategy_options={"no_such_option": 1})
 
 
-def test_a_time_limit_is_used_up_and_holds_the_finals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_is_used_up_and_holds_the_finals(monkeypatch):
     asked = []
 
     def opened(kernel: Any, problem: Any, settings: Any, options: Any, *_: Any, **__: Any) -> Any:
@@ -212,7 +212,7 @@ def test_a_time_limit_is_used_up_and_holds_the_finals(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("choices", [(0, 1), (0.5, "a b")])
-def test_arguments_that_depend_on_a_parameter(choices: Any) -> None:
+def test_arguments_that_depend_on_a_parameter(choices):
     given = arguments()
     answers = [[given[1] + given[2], None, None, None], [2 * given[1], None, None, None]]
     given[2] = Tunable("which", dict(zip(choices, [given[2], given[1]], strict=True)))
@@ -231,7 +231,7 @@ def test_arguments_that_depend_on_a_parameter(choices: Any) -> None:
     assert env["best_config"]["block_size_x"] == 128
 
 
-def test_a_generator_makes_the_source(tmp_path: Path) -> None:
+def test_a_generator_makes_the_source(tmp_path):
     made = []
 
     def source(params: dict[str, Any]) -> str:
@@ -243,7 +243,7 @@ def test_a_generator_makes_the_source(tmp_path: Path) -> None:
     assert {params["block_size_x"] for params in made} == {32, 64, 128}
 
 
-def test_one_run_returns_the_arguments_and_a_kernel_is_a_function() -> None:
+def test_one_run_returns_the_arguments_and_a_kernel_is_a_function():
     given = arguments()
     c, a, b, n = run_kernel("add", ADD, N, given, {"block_size_x": 64})
     np.testing.assert_allclose(c, given[1] + given[2])
@@ -273,7 +273,7 @@ GpuArray.__module__ = "cupy.stand_in"
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def on_gpu(monkeypatch):
     """The arguments as arrays of a GPU."""
     stand_in = SimpleNamespace(
         asarray=np.asarray, cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None))
@@ -282,7 +282,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return [each.view(GpuArray) if isinstance(each, np.ndarray) else each for each in arguments()]
 
 
-def test_arrays_of_a_gpu_are_used_in_place(on_gpu: list[Any]) -> None:
+def test_arrays_of_a_gpu_are_used_in_place(on_gpu):
     """The real ones are in `tests/gpu`."""
     c, a, b, n = on_gpu
     add = PythonKernel("add", ADD, N, [np.ones_like(c), a, b, n], {"block_size_x": 64})
@@ -300,7 +300,7 @@ SPACE = {"block_size_x": [32, 64, 96, 128, 160], "unused": [1, 2, 3, 4]}
 
 
 @pytest.fixture
-def cached(tmp_path: Path) -> Path:
+def cached(tmp_path):
     """A cache file with a time of every configuration."""
     rows = [dict(zip(SPACE, row, strict=True)) for row in itertools.product(*SPACE.values())]
     header = {"device_name": "NVIDIA H200", "kernel_name": "add", "problem_size": N, "objective": "time"}
@@ -320,7 +320,7 @@ NOT_HERE = {"skopt": "needs scikit-optimize", "pyatf_strategies": "pyATF builds 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", sorted(strategy_map))
-def test_every_strategy_that_kernel_tuner_lists(cached: Path, name: str) -> None:
+def test_every_strategy_that_kernel_tuner_lists(cached, name):
     """Either it searches, with options of its own, or it is refused in words; its module and its name stand for it."""
     search = {"params": SPACE, "strategy": name, "cache": cached, "simulation_mode": True}
     with pytest.raises(ValueError, match=r"no_such_option|needs scikit-optimize|pyATF builds"):
@@ -341,7 +341,7 @@ def test_every_strategy_that_kernel_tuner_lists(cached: Path, name: str) -> None
 @pytest.mark.parametrize("options", [None, {"max_fevals": 8}, {"max_fevals": 8, "popsize": 4}])
 @pytest.mark.parametrize("strategy", ["no_such", "HybridVNDX", "nsga4", 5, strategies.no_such, object()])
 @pytest.mark.parametrize("simulation_mode", [False, True])
-def test_an_unknown_strategy(cached: Path, strategy: Any, options: Any, simulation_mode: bool) -> None:
+def test_an_unknown_strategy(cached, strategy, options, simulation_mode):
     """Kernel Tuner raises a `ValueError`, too."""
     said = r"no strategy .*expected one of .*nsga3|expected a name, or an object"
     with pytest.raises(ValueError, match=said) as caught:
@@ -350,7 +350,7 @@ def test_an_unknown_strategy(cached: Path, strategy: Any, options: Any, simulati
 
 
 @pytest.mark.parametrize("strategy", [None, "mls", strategies.mls])
-def test_a_simulation_takes_the_times_of_the_cache(cached: Path, strategy: Any) -> None:
+def test_a_simulation_takes_the_times_of_the_cache(cached, strategy):
     found, env = tuned(
         params=SPACE, cache=cached, simulation_mode=True, strategy=strategy, strategy_options={"time_limit": 3}
     )
@@ -389,19 +389,19 @@ def test_a_simulation_takes_the_times_of_the_cache(cached: Path, strategy: Any) 
         ({"cmem_args": {"table": None}}, "has the element type object; expected numbers"),
     ],
 )
-def test_an_argument_that_cannot_be(cached: Path, given: dict[str, Any], said: str) -> None:
+def test_an_argument_that_cannot_be(cached, given, said):
     with pytest.raises(InputError, match=said):
         tuned(params=SPACE, cache=cached, **given)
 
 
-def test_names_that_nothing_has_are_said(cached: Path) -> None:
+def test_names_that_nothing_has_are_said(cached):
     given = {"objective": "tiem", "objective_higher_is_better": True, "block_size_names": ["blok"]}
     with pytest.warns(UserWarning, match="no result has all objectives"), pytest.warns(UserWarning, match="'blok'"):
         tuned(params=SPACE, cache=cached, simulation_mode=True, strategy_options={"max_fevals": np.int64(2)}, **given)
 
 
 @pytest.mark.parametrize(("direction", "best"), [(False, 32), ([False], 32), (True, 160), ([True], 160)])
-def test_the_direction_of_one_objective_may_be_in_a_list(cached: Path, direction: Any, best: int) -> None:
+def test_the_direction_of_one_objective_may_be_in_a_list(cached, direction, best):
     named = {"metrics": {"threads": lambda p: p["block_size_x"]}, "objective": "threads"}
     given = {"params": SPACE, "cache": cached, "simulation_mode": True, **named}
     _, env = tuned(objective_higher_is_better=direction, **given)
@@ -411,7 +411,7 @@ def test_the_direction_of_one_objective_may_be_in_a_list(cached: Path, direction
 
 
 @pytest.mark.parametrize(("strategy", "simulation_mode"), [("nsga2", False), ("nsga2", True), ("nsga3", True)])
-def test_several_objectives(cached: Path, strategy: str, simulation_mode: bool) -> None:
+def test_several_objectives(cached, strategy, simulation_mode):
     results, env = tuned(
         params=SPACE if simulation_mode else {"block_size_x": SPACE["block_size_x"]},
         strategy=strategy,

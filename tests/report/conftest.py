@@ -1,18 +1,13 @@
 """Studies and a browser for the tests of reports."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from report_studies import Session, read_one, store_session
 
-from autotile.report.study import StudyData
-
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def database(tmp_path_factory):
     """A finished session of 120 trials, with finals."""
     path = tmp_path_factory.mktemp("report") / "session.db"
     store_session(path, Session(trials=120))
@@ -20,7 +15,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hostile_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hostile_database(tmp_path_factory):
     """A session whose names, values and messages are HTML, formulas and templates."""
     path = tmp_path_factory.mktemp("report") / "hostile.db"
     store_session(path, Session(trials=60, hostile=True))
@@ -28,12 +23,12 @@ def hostile_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def study(database: Path) -> StudyData:
+def study(database):
     return read_one(database)
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     """Headless Chromium of the system, driven by Selenium."""
     webdriver = pytest.importorskip("selenium.webdriver")
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")

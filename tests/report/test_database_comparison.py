@@ -68,12 +68,12 @@ class Book:
 
 
 @pytest.fixture
-def a(tmp_path: Path) -> Book:
+def a(tmp_path):
     return Book(tmp_path / "a.db")
 
 
 @pytest.fixture
-def b(tmp_path: Path) -> Book:
+def b(tmp_path):
     return Book(tmp_path / "b.db")
 
 
@@ -87,7 +87,7 @@ WRONG = Trial(FAST, Outcome.WRONG_RESULT, "y differs", "verify")
 
 
 class TestOneProblem:
-    def test_slower_with_its_interval_and_within_the_limit_by_that(self, a: Book, b: Book) -> None:
+    def test_slower_with_its_interval_and_within_the_limit_by_that(self, a, b):
         (found,) = both(a, b, 1.08).problems
         assert found.verdict == "slower"
         assert 1.06 < found.ratio.low < 1.08 < found.ratio.high < 1.1
@@ -97,12 +97,12 @@ class TestOneProblem:
         assert (found.same_config, found.retimed) == (True, found.ratio)
 
     @pytest.mark.parametrize(("slower", "verdict"), [(0.9, "faster"), (1.0, "unresolved")])
-    def test_faster_and_noise(self, a: Book, b: Book, slower: float, verdict: str) -> None:
+    def test_faster_and_noise(self, a, b, slower, verdict):
         (found,) = both(a, b, slower).problems
         assert found.verdict == verdict
         assert not found.is_slower_by(0.0)
 
-    def test_few_samples_and_an_imported_time_without_its_spread_prove_nothing(self, a: Book, b: Book) -> None:
+    def test_few_samples_and_an_imported_time_without_its_spread_prove_nothing(self, a, b):
         found = both(a, b, 1.5, count=5)
         assert [one.verdict for one in found.problems] == ["unknown"]
         assert found.slower_by(0.0) == ()
@@ -111,7 +111,7 @@ class TestOneProblem:
             side.put(2048, replace(measured(FAST, [1.0]), measurement=Measurement(time_us, time_us, time_us)))
         assert [one.verdict for one in compare(a.path, b.path).problems] == ["unknown"] * 2
 
-    def test_another_winner_and_the_former_one_timed_again(self, a: Book, b: Book) -> None:
+    def test_another_winner_and_the_former_one_timed_again(self, a, b):
         a.put(1024, fast(10.0, 1), measured(SLOW, samples(12.0, 2)))
         b.put(1024, measured(SLOW, samples(9.0, 3)), fast(10.0, 4))
         (found,) = compare(a.path, b.path).problems
@@ -119,7 +119,7 @@ class TestOneProblem:
         assert found.retimed.contains(1.0)
         assert (found.common, found.common_count) == (None, 2)
 
-    def test_all_that_both_have_measured(self, a: Book, b: Book) -> None:
+    def test_all_that_both_have_measured(self, a, b):
         for side, factor in ((a, 1.0), (b, 1.03)):
             configs = [{"THREADS": 32 * i, "WORK": 1} for i in range(1, 9)]
             side.put(1024, *(measured(one, samples(factor * (10 + i), i)) for i, one in enumerate(configs)))
@@ -129,7 +129,7 @@ class TestOneProblem:
 
 
 class TestUncertainty:
-    def test_repeats_of_one_database_that_differ_widen_the_interval(self, a: Book, b: Book) -> None:
+    def test_repeats_of_one_database_that_differ_widen_the_interval(self, a, b):
         a.put(1024, fast(10.0, 1))
         b.put(1024, fast(10.0, 2))
         b.put(1024, fast(10.3, 3))  # a second session: 3 % slower on the same machine
@@ -137,7 +137,7 @@ class TestUncertainty:
         assert found.repeat_spread == pytest.approx(0.03, abs=0.005)
         assert found.verdict == "unresolved"
 
-    def test_a_repeat_of_another_binary_is_none(self, a: Book, b: Book) -> None:
+    def test_a_repeat_of_another_binary_is_none(self, a, b):
         a.put(1024, fast(10.0, 1))
         b.put(1024, replace(fast(8.0, 2), cubin_hash="older"))
         b.put(1024, fast(10.5, 3))
@@ -146,7 +146,7 @@ class TestUncertainty:
         assert found.verdict == "slower"
 
     @pytest.mark.parametrize(("gpu", "verdict"), [("h200", "unresolved"), ("a100-sxm4-80gb", "slower")])
-    def test_a_lower_clock_of_the_same_gpu_may_explain_it(self, a: Book, b: Book, gpu: str, verdict: str) -> None:
+    def test_a_lower_clock_of_the_same_gpu_may_explain_it(self, a, b, gpu, verdict):
         a.put(1024, fast(10.0, 1, reference_us=20.0))
         b.put(1024, fast(10.6, 2, reference_us=21.2), gpu=gpu)
         found = compare(a.path, b.path)
@@ -156,7 +156,7 @@ class TestUncertainty:
         assert ("took 6.0 % longer in B" in found._repr_html_()) == (gpu == "h200")
         assert "took as long in B" in compare(a.path, a.path)._repr_html_()
 
-    def test_of_many_equal_problems_none_is_slower(self, a: Book, b: Book) -> None:
+    def test_of_many_equal_problems_none_is_slower(self, a, b):
         for i in range(8):
             a.put(64 + i, fast(10.0, 2 * i))
             b.put(64 + i, fast(10.0, 2 * i + 1))
@@ -166,7 +166,7 @@ class TestUncertainty:
 
 
 class TestMatching:
-    def test_another_gpu_and_another_compiler_but_the_same_gpu_first(self, a: Book, b: Book) -> None:
+    def test_another_gpu_and_another_compiler_but_the_same_gpu_first(self, a, b):
         a.put(1024, fast(10.0, 1))
         b.put(1024, fast(20.0, 2), gpu="a100-sxm4-80gb", nvrtc_version="12.9", driver="570.1")
         differences = {name: (mine, other) for (name, mine, other), _ in compare(a.path, b.path).differences}
@@ -179,7 +179,7 @@ class TestMatching:
         found = compare(a.path, b.path)
         assert [one.a.key.gpu_name == one.b.key.gpu_name for one in found.problems] == [True, True]
 
-    def test_the_newest_version_of_a_kernel(self, a: Book, b: Book) -> None:
+    def test_the_newest_version_of_a_kernel(self, a, b):
         a.put(1024, fast(10.0, 1))
         for side in (a, b):
             side.put(1024, fast(5.0, 2), template_hash="u" * 64)
@@ -187,7 +187,7 @@ class TestMatching:
         assert (found.superseded, found.differences) == (1, ())
         assert [one.ratio.value for one in found.problems if one.ratio is not None] == [1.0]
 
-    def test_problems_of_one_only_or_that_fail_in_the_second(self, a: Book, b: Book, tmp_path: Path) -> None:
+    def test_problems_of_one_only_or_that_fail_in_the_second(self, a, b, tmp_path):
         for n in (1024, 2048):
             a.put(n, fast(10.0, 1))
         b.put(1024, fast(10.0, 1), l2_mode="hot")
@@ -201,7 +201,7 @@ class TestMatching:
         with pytest.raises(InputError, match=r"there is no database .*missing\.db"):
             compare(a.path, tmp_path / "missing.db")
 
-    def test_a_row_that_does_not_match_its_schema_is_skipped(self, a: Book, b: Book) -> None:
+    def test_a_row_that_does_not_match_its_schema_is_skipped(self, a, b):
         for side in (a, b):
             side.put(1024, fast(10.0, 1), measured(SLOW, samples(11.0, 1)))
         change_file(b.path, "UPDATE trials SET time_us = -1.0 WHERE phase = 'final'")
@@ -214,7 +214,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(a: Book, b: Book) -> Run:
+def run(a, b):
     """The command on both databases: exit code, output and remarks."""
 
     def outcome(*options: str) -> tuple[int, str, str]:
@@ -228,7 +228,7 @@ class TestExitCode:
     @pytest.mark.parametrize(
         "case", [(1.08, "5%", 3), (1.08, "10%", 0), (1.0, "0%", 0), (0.5, "5 %", 0), (2.0, None, 0)]
     )
-    def test_slower_beyond_the_limit(self, a: Book, b: Book, run: Run, case: tuple[float, str | None, int]) -> None:
+    def test_slower_beyond_the_limit(self, a, b, run, case):
         slower, limit, code = case
         both(a, b, slower)
         found, out, err = run(*(["--fail-if-slower", limit] if limit is not None else []))
@@ -236,7 +236,7 @@ class TestExitCode:
         assert ("1 problem slower by more than" in err) == (code == 3)
         assert ("by more than" in out) == (code == 3)
 
-    def test_a_problem_that_fails_and_nothing_to_compare(self, a: Book, b: Book, run: Run) -> None:
+    def test_a_problem_that_fails_and_nothing_to_compare(self, a, b, run):
         a.put(512, fast(10.0, 1))
         b.put(256, fast(10.0, 1))
         code, _, err = run("--fail-if-slower", "5%")
@@ -250,14 +250,14 @@ class TestExitCode:
         assert "1 problem slower" in err
         assert "no configuration works in the other" in out
 
-    def test_what_is_no_percentage(self) -> None:
+    def test_what_is_no_percentage(self):
         for text in ("5", "0.05", "-5%", "five%", "", "1e3%", "5%%"):
             with pytest.raises(InputError, match="expected one such as 5%"):
                 read_percentage(text)
 
 
 class TestAnswer:
-    def test_the_document(self, a: Book, b: Book, run: Run) -> None:
+    def test_the_document(self, a, b, run):
         found = both(a, b, 1.08)
         assert "1 problem compared: 1 slower" in repr(found)
         assert "+8." in found._repr_html_()
@@ -271,7 +271,7 @@ class TestAnswer:
         assert (problem["verdict"], problem["slower_than_limit"]) == ("slower", True)
         assert (problem["a"]["samples"], problem["a"]["driver"], problem["b"]["config"]) == (30, "580.65", FAST)
 
-    def test_the_table(self, a: Book, b: Book, run: Run) -> None:
+    def test_the_table(self, a, b, run):
         for side, gpu in ((a, "h200"), (b, "a100-sxm4-80gb")):
             trials = [measured({"THREADS": t, "WORK": 1}, samples(10.0 + t, t)) for t in range(1, 9)]
             side.put(1024, *trials, gpu=gpu)
@@ -287,7 +287,7 @@ class TestAnswer:
 
 
 class TestPage:
-    def test_it_is_written(self, a: Book, b: Book, run: Run, tmp_path: Path) -> None:
+    def test_it_is_written(self, a, b, run, tmp_path):
         for side, factor, gpu in ((a, 1.0, "h200"), (b, 1.2, "a100-sxm4-80gb")):
             side.put(1, fast(factor, 1), kernel="<script>alert(1)</script>")
             side.put(2, fast(factor, 1), gpu=gpu)
@@ -300,7 +300,7 @@ class TestPage:
         parts = "2 problems slower by more than 5.0 %", "Only in A", "GPU", "Content-Security-Policy"
         assert [part for part in parts if part not in text] == []
 
-    def test_many_problems_are_drawn_in_part(self, a: Book, b: Book) -> None:
+    def test_many_problems_are_drawn_in_part(self, a, b):
         found = both(a, b, 1.1)
         chart = changes_chart(replace(found, problems=found.problems * 100, limit=0.05))
         assert chart.note == "60 of 100 problems are drawn, those that changed most."
@@ -308,7 +308,7 @@ class TestPage:
         assert len(chart.table.rows) == 100
 
 
-def test_two_databases_or_a_kernel_and_its_sizes(tmp_path: Path) -> None:
+def test_two_databases_or_a_kernel_and_its_sizes(tmp_path):
     plain = tmp_path / "plain"
     plain.write_bytes(b"SQLite format 3\0")
     for words in (["a.db", "b.sqlite"], ["a.db", str(plain)], ["a.db", "postgresql://host/name"]):
@@ -321,7 +321,7 @@ def test_two_databases_or_a_kernel_and_its_sizes(tmp_path: Path) -> None:
 
 
 @given(st.floats(0.5, 2.0), st.integers(1, 1000))
-def test_intervals_grow_with_the_number_of_problems(factor: float, level: int) -> None:
+def test_intervals_grow_with_the_number_of_problems(factor, level):
     a, b = Measurement(10.0, 9.9, 10.1), Measurement(10.0 * factor, 9.8 * factor, 10.1 * factor)
     one, many = (_ratio_of_sessions(a, b, count, 0.002, None) for count in (1, level))
     assert many.low <= one.low < one.value == many.value < one.high <= many.high
@@ -329,7 +329,7 @@ def test_intervals_grow_with_the_number_of_problems(factor: float, level: int) -
 
 
 @pytest.mark.parametrize("level", [1, 20])
-def test_noise_alone_is_found_in_one_comparison_of_twenty_at_most(level: int) -> None:
+def test_noise_alone_is_found_in_one_comparison_of_twenty_at_most(level):
     def median_of(seed: int) -> Measurement:
         found = median_interval(samples(10.0, seed, 9))
         return Measurement(found.value, found.low, found.high)

@@ -1,9 +1,7 @@
 """The live page in a browser: it follows a replayed session to its end, and hostile names do nothing."""
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,15 +25,13 @@ class Watching(OpenPage):
 
 
 @pytest.fixture
-def watch(browser: Any) -> Iterator[Callable[..., Watching]]:
+def watch(browser):
     with ExitStack() as servers:
         yield lambda *databases: Watching(browser, servers.enter_context(served(*databases)))
         browser.get("about:blank")
 
 
-def test_a_replayed_session_to_its_end_and_that_of_the_server(
-    watch: Any, tmp_path: Path, scale_toml: Path, recording: Path
-) -> None:
+def test_a_replayed_session_to_its_end_and_that_of_the_server(watch, tmp_path, scale_toml, recording):
     path = tmp_path / "live.db"
     page = watch(path)
     page.wait(lambda: "holds nothing yet" in page.text("#messages"), "no message")
@@ -57,9 +53,7 @@ def test_a_replayed_session_to_its_end_and_that_of_the_server(
     assert page.count(".session figure") > 0
 
 
-def test_a_session_with_its_progress_beside_one_of_hostile_names_and_one_of_one_trial(
-    watch: Any, tmp_path: Path
-) -> None:
+def test_a_session_with_its_progress_beside_one_of_hostile_names_and_one_of_one_trial(watch, tmp_path):
     running, hostile, silent = (tmp_path / f"{name}.db" for name in "abc")
     start = datetime.now(UTC) - timedelta(seconds=30)
     store_session(running, Session(trials=50, ended=False, finals=False))
@@ -100,9 +94,7 @@ def test_a_session_with_its_progress_beside_one_of_hostile_names_and_one_of_one_
 PARALLEL = '.session figure[data-chart="parallel"]'
 
 
-def test_all_parameters_are_drawn_without_webgl_and_a_phone_need_not_scroll_sideways(
-    watch: Any, tmp_path: Path
-) -> None:
+def test_all_parameters_are_drawn_without_webgl_and_a_phone_need_not_scroll_sideways(watch, tmp_path):
     """With the canvas of the report, whose selected ranges stay when trials are added."""
     path = tmp_path / "a.db"
     store_session(path, Session(trials=60, ended=False, finals=False))

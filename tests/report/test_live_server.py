@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,12 +58,12 @@ class Client:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "live.db"
 
 
 @pytest.fixture
-def client(path: Path) -> Iterator[Client]:
+def client(path):
     made = Client(path)
     yield made
     made.follower.close()
@@ -91,14 +90,14 @@ class Session:
 
 
 @pytest.fixture
-def session(path: Path, key: TuningKey, device: DeviceProperties) -> Iterator[Session]:
+def session(path, key, device):
     made = Session(path, key, device)
     yield made
     made.database.close()
 
 
 @pytest.fixture
-def name(client: Client, session: Session) -> str:
+def name(client, session):
     """The session with three trials, which are read from now on."""
     session.add(3)
     found = str(client.state()["sessions"][0]["name"])
@@ -107,7 +106,7 @@ def name(client: Client, session: Session) -> str:
 
 
 class TestGuard:
-    def test_without_the_token_nothing_is_answered_and_only_this_machine(self, client: Client) -> None:
+    def test_without_the_token_nothing_is_answered_and_only_this_machine(self, client):
         for target in ("/", "/state", "/wrong/state", f"/{TOKEN}x/state", f"/{TOKEN[:-1]}/", f"//{TOKEN}/"):
             answer = client.http.get(f"http://127.0.0.1:8000{target}")
             assert answer.status_code == 403, target
@@ -118,12 +117,12 @@ class TestGuard:
             answer = client.http.get(f"/{TOKEN}/state", headers={"host": host})
             assert answer.status_code == (400 if host in strangers else 200), host
 
-    def test_nothing_but_reading(self, client: Client) -> None:
+    def test_nothing_but_reading(self, client):
         for target in ("", "state", "session/d0-1", "page.js"):
             for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
                 assert client.http.request(method, f"/{TOKEN}/{target}").status_code == 405, (method, target)
 
-    def test_headers_of_every_answer_and_a_page_that_names_nothing_elsewhere(self, client: Client) -> None:
+    def test_headers_of_every_answer_and_a_page_that_names_nothing_elsewhere(self, client):
         for target in ("", "state", "page.js", "none"):
             headers = client.http.get(f"/{TOKEN}/{target}").headers
             policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
@@ -142,7 +141,7 @@ class TestGuard:
 
 
 class TestState:
-    def test_a_session_from_its_start_to_its_end(self, client: Client, session: Session) -> None:
+    def test_a_session_from_its_start_to_its_end(self, client, session):
         versions = []
 
         def listed() -> tuple[str, int]:
@@ -160,9 +159,7 @@ class TestState:
         session.run = start_run(session.database, session.study, sampler="random", host="a host")
         assert listed() == ("running", 0)  # the newest run of the study
 
-    def test_one_that_stores_nothing_may_have_been_killed_and_only_some_kernels(
-        self, client: Client, session: Session, path: Path
-    ) -> None:
+    def test_one_that_stores_nothing_may_have_been_killed_and_only_some_kernels(self, client, session, path):
         before = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
         session.change(f"UPDATE runs SET started_at = '{before}'")
         (found,) = client.state()["sessions"]
@@ -172,7 +169,7 @@ class TestState:
             assert len(of_kernel.state()["sessions"]) == count
             of_kernel.follower.close()
 
-    def test_a_row_that_does_not_match_its_schema(self, client: Client, session: Session) -> None:
+    def test_a_row_that_does_not_match_its_schema(self, client, session):
         session.add(2)
         started = update(RUNS).values(started_at="2026-01-01T00:00:00+00:00")
         for changes in (
@@ -190,7 +187,7 @@ class TestDrawing:
         client.follower.read()
         return client.get(f"session/{name}?since={since}")
 
-    def test_only_what_changed_is_sent(self, client: Client, path: Path) -> None:
+    def test_only_what_changed_is_sent(self, client, path):
         store_session(path, Sessions(trials=40, ended=False, finals=False))
         name = client.state()["sessions"][0]["name"]
         assert client.get(f"session/{name}")["number"] == 0  # its trials are read from now on
@@ -215,9 +212,7 @@ class TestDrawing:
         assert not {"limits", "roofline", "finals"} & changed  # a failure changes none of these
         assert self.answer(client, name)["texts"]["order"] == list(charts)
 
-    def test_drawing_rests_while_a_session_runs_and_not_at_its_end(
-        self, client: Client, session: Session, name: str
-    ) -> None:
+    def test_drawing_rests_while_a_session_runs_and_not_at_its_end(self, client, session, name):
         first = self.answer(client, name)
         client.follower._drawings[name]._rest_until = time.monotonic() + 1000
         session.add(1)
@@ -227,9 +222,7 @@ class TestDrawing:
         assert last["number"] > first["number"]
         assert last["version"] == client.get("state")["sessions"][0]["version"]
 
-    def test_any_number_is_answered_and_sessions_that_are_listed_no_longer_are_freed(
-        self, client: Client, session: Session, name: str
-    ) -> None:
+    def test_any_number_is_answered_and_sessions_that_are_listed_no_longer_are_freed(self, client, session, name):
         for since in ("-1", "x", "1e9", "99999999999999", "\N{SUPERSCRIPT TWO}", ""):
             assert self.answer(client, name, since)["charts"], since
         assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
@@ -241,9 +234,7 @@ class TestDrawing:
 
 
 class TestDatabase:
-    def test_one_that_does_not_exist_yet_that_is_deleted_and_comes_back(
-        self, client: Client, path: Path, request: pytest.FixtureRequest
-    ) -> None:
+    def test_one_that_does_not_exist_yet_that_is_deleted_and_comes_back(self, client, path, request):
         assert "holds nothing yet" in client.message()
         assert not path.exists()
         session = request.getfixturevalue("session")
@@ -259,7 +250,7 @@ class TestDatabase:
         assert client.message() == ""
         assert client.get("state")["sessions"][0]["version"] != first["version"]
 
-    def test_one_that_another_process_holds(self, client: Client, session: Session, path: Path) -> None:
+    def test_one_that_another_process_holds(self, client, session, path):
         session.add(1)
         assert client.message() == ""
         session.database.close()
@@ -281,20 +272,20 @@ class TestDatabase:
             other.execute("ROLLBACK")
             assert shown(is_message=False) == ""
 
-    def test_one_that_is_none(self, client: Client, path: Path) -> None:
+    def test_one_that_is_none(self, client, path):
         for content in (b"no database", b"SQLite format 3\0" + b"\xff" * 5000):
             path.write_bytes(content)
             assert str(path) in client.message()
             assert path.read_bytes() == content
 
-    def test_one_of_an_older_version_is_not_upgraded(self, client: Client, session: Session, path: Path) -> None:
+    def test_one_of_an_older_version_is_not_upgraded(self, client, session, path):
         session.database.close()
         change_file(path, "UPDATE autotile_schema SET version_num = '0005'")
         before = path.read_bytes()
         assert "older autotile" in client.message()
         assert path.read_bytes() == before
 
-    def test_nothing_is_written(self, client: Client, session: Session, path: Path) -> None:
+    def test_nothing_is_written(self, client, session, path):
         session.add(3)
         session.end()
         session.database.close()
@@ -305,7 +296,7 @@ class TestDatabase:
         assert path.read_bytes() == before
         assert path.with_name("live.db-wal").stat().st_size == 0  # SQLite's, which shares the memory of its log
 
-    def test_several_side_by_side(self, path: Path, tmp_path: Path, session: Session) -> None:
+    def test_several_side_by_side(self, path, tmp_path, session):
         followers = [DatabaseFollower(place, f"d{i}") for i, place in enumerate((path, tmp_path / "none.db"))]
         http = testclient.TestClient(live_application(followers, TOKEN), base_url="http://127.0.0.1")
         for follower in followers:
@@ -317,7 +308,7 @@ class TestDatabase:
 
 
 class TestServer:
-    def test_the_loopback_only_with_a_token_of_its_own_and_known_kernels(self, path: Path) -> None:
+    def test_the_loopback_only_with_a_token_of_its_own_and_known_kernels(self, path):
         servers = [LiveServer([path]) for _ in range(2)]
         with closing(servers[0]._socket) as bound, closing(servers[1]._socket):
             host, port = bound.getsockname()
@@ -331,7 +322,7 @@ class TestServer:
         assert len(tokens) == 2
         assert all(len(token) >= 32 for token in tokens)
 
-    def test_a_missing_package(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_package(self, path, monkeypatch):
         for missing in ("plotly", "starlette.applications", "uvicorn"):
             with monkeypatch.context() as patch:
                 patch.setitem(sys.modules, missing, None)
@@ -339,7 +330,7 @@ class TestServer:
                     LiveServer([path])
 
     @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-    def test_the_command_until_it_is_interrupted(self, path: Path, session: Session, ending: signal.Signals) -> None:
+    def test_the_command_until_it_is_interrupted(self, path, session, ending):
         command = [sys.executable, "-m", "autotile", "watch", str(path), "--no-open"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with heeded_interrupts(), subprocess.Popen(command, env=child_environment(), **options) as process:
@@ -402,13 +393,13 @@ class Strangers:
 
 
 @pytest.fixture
-def serving(path: Path, session: Session) -> Iterator[LiveServer]:
+def serving(path, session):
     with served(path) as server:
         yield server
 
 
 @pytest.fixture
-def strangers(serving: LiveServer) -> Iterator[Strangers]:
+def strangers(serving):
     made = Strangers(serving._socket.getsockname())
     yield made
     made.close()
@@ -436,7 +427,7 @@ HALF = (
 
 
 class TestHalfOpenConnections:
-    def test_they_keep_nobody_out(self, serving: LiveServer, strangers: Strangers) -> None:
+    def test_they_keep_nobody_out(self, serving, strangers):
         for sent in (*[(one,) for one in HALF], HALF, (2000 * REFUSED,)):
             for _ in range(3):
                 strangers.connect(100, *sent)
@@ -445,7 +436,7 @@ class TestHalfOpenConnections:
             assert strangers.count_open() <= 64, sent
             strangers.close()
 
-    def test_they_do_not_displace_the_user(self, serving: LiveServer, strangers: Strangers) -> None:
+    def test_they_do_not_displace_the_user(self, serving, strangers):
         with closing(user(serving)) as connection:
             assert get(connection, serving)[0] == 200
             used = connection.sock
@@ -453,7 +444,7 @@ class TestHalfOpenConnections:
             assert get(connection, serving, "plotly.js")[1] > 1_000_000
             assert connection.sock is used
 
-    def test_they_end(self, serving: LiveServer, strangers: Strangers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_they_end(self, serving, strangers, monkeypatch):
         monkeypatch.setattr(live, "_MAX_WAIT_S", 0.5)
         strangers.connect(14, *HALF, REFUSED + b"GET /", 2000 * REFUSED)
         deadline = time.monotonic() + 60
@@ -462,9 +453,7 @@ class TestHalfOpenConnections:
             time.sleep(0.05)
         assert strangers.count_open() == 0
 
-    def test_a_user_who_is_slow_to_take_an_answer_gets_all_of_it(
-        self, serving: LiveServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_user_who_is_slow_to_take_an_answer_gets_all_of_it(self, serving, monkeypatch):
         monkeypatch.setattr(live, "_MAX_WAIT_S", 0.2)
         with socket.create_connection(serving._socket.getsockname(), timeout=60) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)

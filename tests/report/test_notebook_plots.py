@@ -1,8 +1,6 @@
 """Results in notebooks: charts are Plotly figures in either theme, trials are typed data frames, HTML is escaped."""
 
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -27,7 +25,7 @@ SIZES = {"M": 4096, "N": 4096, "K": 4096}
 
 
 @pytest.fixture(scope="module")
-def trials(database: Path) -> Any:
+def trials(database):
     return autotile.trials("sgemm_2d", SIZES, database=database)
 
 
@@ -46,15 +44,13 @@ class OfStudy(StudyPlots):
 
 
 @pytest.fixture(scope="module")
-def result(database: Path) -> OfStudy:
+def result(database):
     return OfStudy(newest_study(str(database), PROBLEM, DEVICE))
 
 
 class TestStudy:
     @pytest.mark.parametrize("name", [name for name in STUDY_PLOTS if name != "plot_front"])
-    def test_each_chart_is_a_figure_with_its_title_and_that_of_the_trials(
-        self, result: OfStudy, trials: Any, name: str
-    ) -> None:
+    def test_each_chart_is_a_figure_with_its_title_and_that_of_the_trials(self, result, trials, name):
         """The roofline among them, which needs the device and the ceilings."""
         for dark in (False, True):
             made, shown = (getattr(one, name)(*ARGUMENTS.get(name, ()), dark=dark) for one in (result, trials))
@@ -64,14 +60,14 @@ class TestStudy:
             assert made.layout.paper_bgcolor == (DARK if dark else LIGHT)["paper"]
             assert made.to_json() == shown.to_json()
 
-    def test_a_result_reads_its_study_from_the_database(self, database: Path, result: OfStudy) -> None:
+    def test_a_result_reads_its_study_from_the_database(self, database, result):
         assert len(result.study.trials) == 120
         with pytest.raises(InputError, match="no trials of"):
             newest_study(str(database), Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), DEVICE)
         with pytest.raises(InputError, match="password"):  # a masked one is not tried
             newest_study("postgresql://me:***@host/db", PROBLEM, DEVICE)
 
-    def test_what_cannot_be_drawn_is_one_line(self, result: OfStudy) -> None:
+    def test_what_cannot_be_drawn_is_one_line(self, result):
         with pytest.raises(InputError) as caught:
             result.plot_front()
         assert "\n" not in str(caught.value)
@@ -81,9 +77,7 @@ class TestStudy:
         with pytest.raises(InputError, match=r"There is nothing\Z"):
             figure_of(Chart("x", "X", None, "There is nothing."))
 
-    def test_the_theme_follows_plotly_and_without_a_package_its_extra_is_named(
-        self, result: OfStudy, trials: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_theme_follows_plotly_and_without_a_package_its_extra_is_named(self, result, trials, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(plotly.io.templates, "default", "plotly_dark")
             assert result.plot_finals().layout.paper_bgcolor == DARK["paper"]
@@ -96,7 +90,7 @@ class TestStudy:
 
 
 class TestTrials:
-    def test_they_become_a_data_frame_with_types_and_units(self, trials: Any) -> None:
+    def test_they_become_a_data_frame_with_types_and_units(self, trials):
         frame = trials.to_pandas()
         assert len(frame) == len(trials.trials)
         assert frame["time_us"].dtype == "float64"
@@ -106,7 +100,7 @@ class TestTrials:
         times = [entry.stored.trial.time_us for entry in trials.trials]
         assert frame["time_us"].isna().sum() == times.count(None)
 
-    def test_they_are_drawn_without_their_runs(self, trials: Any) -> None:
+    def test_they_are_drawn_without_their_runs(self, trials):
         """The trials alone, as of several databases, give the same points as those of a study."""
         alone = TrialList(trials.trials)
         timed = [entry.stored.trial for entry in alone.trials if entry.stored.phase == "search"]
@@ -121,7 +115,7 @@ class TestTrials:
         assert reached[-1] == min(trial.time_us for trial in timed if trial.outcome is Outcome.OK)
         assert reached == sorted(reached, reverse=True)
 
-    def test_a_roofline_of_some_of_the_trials_and_those_of_several_problems_are_refused(self, database: Path) -> None:
+    def test_a_roofline_of_some_of_the_trials_and_those_of_several_problems_are_refused(self, database):
         few = autotile.trials("sgemm_2d", SIZES, database=database, outcome="ok", limit=3)
         names = {trace.name for trace in few.plot_roofline().data}
         assert {"winner", "DRAM (datasheet) 4,814 GB/s"} <= names
@@ -136,7 +130,7 @@ class TestTrials:
                 TrialList((*few.trials, StudyTrial(replace(key, **changed), stored))).plot_finals()  # type: ignore[arg-type]
 
 
-def test_a_space_its_limits_and_the_occupancy_over_a_resource() -> None:
+def test_a_space_its_limits_and_the_occupancy_over_a_resource():
     made = autotile.space("sgemm_2d", SIZES, device="h200").plot_rules()
     (bars,) = made.data
     assert bars.x[0] == 93312
@@ -153,7 +147,7 @@ def test_a_space_its_limits_and_the_occupancy_over_a_resource() -> None:
 
 
 class TestHtml:
-    def test_a_served_kernel_and_a_space_show_their_configuration(self) -> None:
+    def test_a_served_kernel_and_a_space_show_their_configuration(self):
         served = autotile.get_best_kernel("sgemm_2d", **SIZES, device="h200")
         shown = served._repr_html_()
         assert "<th>BM</th>" in shown
@@ -163,7 +157,7 @@ class TestHtml:
         assert "<th>BM</th>" in shown
         assert "93,312 combinations" in shown
 
-    def test_hostile_names_are_escaped_and_a_long_table_is_cut(self, hostile_database: Path, trials: Any) -> None:
+    def test_hostile_names_are_escaped_and_a_long_table_is_cut(self, hostile_database, trials):
         shown = autotile.list(database=hostile_database)._repr_html_()
         assert SCRIPT not in shown
         assert "&lt;script&gt;" in shown

@@ -2,10 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 from browsing import OpenPage
@@ -29,7 +26,7 @@ return [...document.querySelectorAll('.plot')].filter(plot => {
 
 
 @pytest.fixture(scope="module")
-def pages(database: Path, hostile_database: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def pages(database, hostile_database, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     found = {}
     for name, path in (("plain", database), ("hostile", hostile_database)):
@@ -39,7 +36,7 @@ def pages(database: Path, hostile_database: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
-def opened(browser: Any, pages: dict[str, str]) -> Callable[..., OpenPage]:
+def opened(browser, pages):
     return lambda name="plain", **how: OpenPage(browser, pages[name], **how)
 
 
@@ -78,7 +75,7 @@ def is_drawn_in_peace(page: OpenPage) -> None:
     page.check()
 
 
-def test_hostile_names_do_no_harm(opened: Callable[..., OpenPage]) -> None:
+def test_hostile_names_do_no_harm(opened):
     page = opened("hostile")
     page.run("window.alert = () => { window.alerted = true }")
     is_drawn_in_peace(page)
@@ -90,7 +87,7 @@ def test_hostile_names_do_no_harm(opened: Callable[..., OpenPage]) -> None:
     assert not any(cell.startswith("=") for cell in cells), "a formula"
 
 
-def test_the_table_sorts_filters_and_is_exported(opened: Callable[..., OpenPage]) -> None:
+def test_the_table_sorts_filters_and_is_exported(opened):
     from selenium.webdriver.common.keys import Keys
 
     page, heading, count = opened(), "document.querySelectorAll('#trials th button')[2]", "#trials .count"
@@ -111,9 +108,7 @@ def test_the_table_sorts_filters_and_is_exported(opened: Callable[..., OpenPage]
     assert page.text(count).startswith("0 rows")
 
 
-def test_every_chart_is_drawn_and_brushing_selects_lines_and_rows(
-    browser: Any, opened: Callable[..., OpenPage]
-) -> None:
+def test_every_chart_is_drawn_and_brushing_selects_lines_and_rows(browser, opened):
     from selenium.webdriver import ActionChains
 
     page = opened()
@@ -134,7 +129,7 @@ def test_every_chart_is_drawn_and_brushing_selects_lines_and_rows(
     assert {row[10] for row in rows(page)} == {"32"}
 
 
-def test_both_themes_the_switch_and_print(opened: Callable[..., OpenPage]) -> None:
+def test_both_themes_the_switch_and_print(opened):
     paper = "return getComputedStyle(document.body).backgroundColor"
     ground = "return document.querySelector('#finals .bglayer, #finals .main-svg').closest('svg').style.background"
     page = opened(dark=True)
@@ -173,7 +168,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_text_has_contrast() -> None:
+def test_text_has_contrast():
     for theme in (LIGHT, DARK):
         assert min(contrast(theme[role], theme["paper"]) for role in ("ink", "muted", "accent")) >= 4.5
 
@@ -191,9 +186,7 @@ return {
 """
 
 
-def test_a_phone_shows_it_without_scrolling_sideways_and_a_screen_reader_finds_its_way(
-    opened: Callable[..., OpenPage],
-) -> None:
+def test_a_phone_shows_it_without_scrolling_sideways_and_a_screen_reader_finds_its_way(opened):
     page = opened(width=390)
     page.draw()
     assert page.does_not_scroll_sideways()

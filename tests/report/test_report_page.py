@@ -5,7 +5,6 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -78,17 +77,17 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(study: StudyData) -> str:
+def page(study):
     return report_page(report_of_study(study))
 
 
 @pytest.fixture(scope="module")
-def hostile_page(hostile_database: Path) -> str:
+def hostile_page(hostile_database):
     return report_page(report_of_study(read_one(hostile_database)))
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_text_comes_back_as_it_was(text: str, attribute: str) -> None:
+def test_text_comes_back_as_it_was(text, attribute):
     found = Reader(tag("p", text, title=attribute))
     assert found.elements == [("p", {"title": attribute})] or "\r" in attribute or "\0" in attribute
     assert found.text == shown_text(text, lines=True)
@@ -96,7 +95,7 @@ def test_text_comes_back_as_it_was(text: str, attribute: str) -> None:
     assert shown == "<p hidden><b>&lt;</b>&amp;x</p>"
 
 
-def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page: str, study: StudyData) -> None:
+def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page, study):
     first = ["answer", "finals", "limits", "progress", "parameters", "gates"]
     anchors = [attributes["id"] for attributes in Reader(page).named("section")]
     assert anchors == [*first, "trials", "roofline", "session"]
@@ -110,7 +109,7 @@ def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page: st
     assert "the clocks are not locked" in text
 
 
-def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else_and_the_page_names_no_address(page: str) -> None:
+def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else_and_the_page_names_no_address(page):
     (content,) = [a["content"] for a in Reader(page).named("meta") if a.get("http-equiv")]
     policy = {name: rest for name, *rest in (part.split() for part in content.split(";"))}
     assert policy["default-src"] == ["'none'"]
@@ -132,7 +131,7 @@ def without_meta(document: dict[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in document.items() if name != "meta"}
 
 
-def test_hostile_names_are_text(hostile_page: str) -> None:
+def test_hostile_names_are_text(hostile_page):
     found = Reader(hostile_page)
     assert SCRIPT in found.text
     assert shown_text(COMPILER_WORDS) in found.text
@@ -148,7 +147,7 @@ def test_hostile_names_are_text(hostile_page: str) -> None:
     assert "<img" not in texts
 
 
-def test_every_axis_of_times_has_its_unit(study: StudyData) -> None:
+def test_every_axis_of_times_has_its_unit(study):
     for chart in (best_so_far_chart(study), best_so_far_chart(study, "seconds")):
         assert chart.figure.layout.yaxis.title.text == "time of a run, µs"
     assert roofline_chart(study).figure.layout.yaxis.title.text == "TFLOP/s"
@@ -162,7 +161,7 @@ def test_every_axis_of_times_has_its_unit(study: StudyData) -> None:
     assert (made.xaxis.type, made.xaxis.tickangle, made.yaxis.type) == ("log", 0, None)
 
 
-def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(study: StudyData) -> None:
+def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(study):
     columns, rows = trial_table(study)
     assert len(rows) == 120
     assert {len(row) for row in rows} == {len(columns)}
@@ -172,7 +171,7 @@ def test_the_table_has_a_row_for_each_trial_and_the_heat_map_the_fastest_times(s
     assert min(cells) == min(timed)
 
 
-def test_several_objectives_have_a_front(tmp_path: Path) -> None:
+def test_several_objectives_have_a_front(tmp_path):
     store_session(tmp_path / "a.db", Session(trials=60, objectives=("time", "registers")))
     found = read_one(tmp_path / "a.db")
     best = [values for _, values, is_on_front in found.front if is_on_front]
@@ -186,7 +185,7 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     assert "front" in [attributes["id"] for attributes in sections]
 
 
-def test_the_dark_theme_exchanges_every_colour_and_labels_cannot_be_tags(study: StudyData) -> None:
+def test_the_dark_theme_exchanges_every_colour_and_labels_cannot_be_tags(study):
     text = themed(parallel_coordinates_chart(study).figure, dark=True).to_json()
     assert DARK["accent"] in text
     assert not any(colour in text for colour in LIGHT.values())
@@ -197,12 +196,12 @@ def test_the_dark_theme_exchanges_every_colour_and_labels_cannot_be_tags(study: 
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1.01, 1e4))
-def test_a_logarithmic_axis_has_ticks(low: float, ratio: float) -> None:
+def test_a_logarithmic_axis_has_ticks(low, ratio):
     axis = log_axis(low, low * ratio)
     assert len(axis["tickvals"]) == len(axis["ticktext"]) > 0
 
 
-def test_where_a_page_cannot_be_written_and_one_without_charts_needs_no_plotly(tmp_path: Path, database: Path) -> None:
+def test_where_a_page_cannot_be_written_and_one_without_charts_needs_no_plotly(tmp_path, database):
     with pytest.raises(InputError, match="is a folder"):
         write_page("x", tmp_path)
     with pytest.raises(InputError, match="give another path with -o"):
@@ -222,7 +221,7 @@ KILO = "sgemm-nvidia-h200-1024x1024x1024-float32"
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def several(tmp_path_factory):
     """Two problems, the rule of a family, and the time of a library."""
     path = tmp_path_factory.mktemp("several") / "a.db"
     store_session(path, Session(trials=40))
@@ -263,7 +262,7 @@ def measured_study(path: Path, recording: str, rates: dict[str, float]) -> Study
     return read_one(path)
 
 
-def test_the_overview_lists_every_problem_and_leads_to_it_and_draws_the_rule_of_a_family(several: Path) -> None:
+def test_the_overview_lists_every_problem_and_leads_to_it_and_draws_the_rule_of_a_family(several):
     found = report_of(several)
     assert [study.key.kernel for study in found.studies] == ["sgemm", "sgemm_2d"]
     page = Reader(report_page(found))
@@ -280,7 +279,7 @@ def test_the_overview_lists_every_problem_and_leads_to_it_and_draws_the_rule_of_
     assert len(rule_tree_chart(family).figure.layout.annotations) == len(lines)
 
 
-def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> None:
+def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path):
     study = measured_study(tmp_path / "a.db", SGEMM, RATES)
     bound = study.bound(study.winner)
     assert (bound.roof.label, bound.roof.rate) == ("fp32 FMA", 5.8e13)
@@ -297,7 +296,7 @@ def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def text(several: Path) -> str:
+def text(several):
     """Page of the operation in the database of several."""
     found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
     (operation,) = found.operations
@@ -311,8 +310,8 @@ class TestPageOfAnOperation:
     """What won stands first: problem, winner, library, ratio and the race, before any kernel of its own."""
 
     def test_the_head_and_the_first_headline_name_what_won_and_kernels_that_cannot_compute_it_are_not_applicable(
-        self, text: str
-    ) -> None:
+        self, text
+    ):
         page = Reader(text)
         assert "cublas is the fastest" in page.text
         assert "(replayed)" not in page.text
@@ -332,7 +331,7 @@ class TestPageOfAnOperation:
         assert "not tuned" in page.text
         assert "failed:" not in page.text
 
-    def test_kernels_are_in_the_order_of_their_times_and_replayed_ones_are_marked(self, tmp_path: Path) -> None:
+    def test_kernels_are_in_the_order_of_their_times_and_replayed_ones_are_marked(self, tmp_path):
         """The slowest was tuned first, and none of them was raced with a library."""
         path = tmp_path / "a.db"
         slow, fast = (f"{name}-nvidia-h200-4096x4096x4096-bfloat16" for name in ("gemm_mma", "gemm_wgmma"))
@@ -352,7 +351,7 @@ class TestPageOfAnOperation:
         assert text.count(time.replace(" us", " \N{MICRO SIGN}s")) >= 3  # headline, table, chart
 
 
-def test_a_problem_is_that_of_the_sizes_of_a_kernel() -> None:
+def test_a_problem_is_that_of_the_sizes_of_a_kernel():
     matmul = load_operation("matmul")
     sizes = dict(recording_of(KILO).header.key.sizes)
     problem = matmul.problem_of("sgemm", sizes, "float32")
@@ -379,7 +378,7 @@ BF16X6 = "sgemm_bf16x6_ws-nvidia-h200-4096x4096x4096-float32"
         (BF16X6, "bf16 tensor cores over 6 products (datasheet)", 989.4e12 / 6),
     ],
 )
-def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path: Path, recording: str, label: str, rate: float) -> None:
+def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path, recording, label, rate):
     store_session(tmp_path / "a.db", Session(trials=40), recording)
     study = read_one(tmp_path / "a.db")
     bound = study.bound(study.winner)
@@ -407,16 +406,14 @@ def surveyed(search_space: Path, code: str) -> Survey:
 
 
 @pytest.fixture(scope="module")
-def found(
-    tmp_path_factory: pytest.TempPathFactory, write_scale: Callable[[Path], Path], cubin_cache_folder: Path
-) -> Survey:
+def found(tmp_path_factory, write_scale, cubin_cache_folder):
     """A kernel of which blocks of 64 threads do not compile, with hostile words of the compiler."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
         return surveyed(write_scale(tmp_path_factory.mktemp("survey") / "kernels"), HOSTILE)
 
 
-def test_the_page_of_a_survey_has_every_section_and_every_configuration(found: Survey) -> None:
+def test_the_page_of_a_survey_has_every_section_and_every_configuration(found):
     text = found.page()
     assert "<script>alert(1)" not in text
     assert "alert(1)" in html.unescape(text)
@@ -429,13 +426,13 @@ def test_the_page_of_a_survey_has_every_section_and_every_configuration(found: S
     assert {"THREADS", "WORK", "outcome", "registers_per_thread", "waves"} < set(headings)
 
 
-def test_a_survey_in_which_nothing_compiles_is_a_page_too(scale_toml: Path) -> None:
+def test_a_survey_in_which_nothing_compiles_is_a_page_too(scale_toml):
     text = surveyed(scale_toml, "#error nothing compiles").page()
     assert "nothing compiles" in text
     assert 'id="occupancy"' not in text
 
 
-def test_numbers_behind_the_charts_of_a_survey_add_up(found: Survey) -> None:
+def test_numbers_behind_the_charts_of_a_survey_add_up(found):
     for chart in (registers_chart(found), blocks_chart(found)):
         assert sum(int(row[-1]) for row in chart.table.rows) == 9
     assert dict(limits_chart(found).table.rows) == {
@@ -448,7 +445,7 @@ def test_numbers_behind_the_charts_of_a_survey_add_up(found: Survey) -> None:
     assert rows["THREADS", "128"][:2] == [3, 100.0]
 
 
-def test_a_survey_is_drawn_in_a_browser_without_an_error(browser: Any, found: Survey, tmp_path: Path) -> None:
+def test_a_survey_is_drawn_in_a_browser_without_an_error(browser, found, tmp_path):
     path = tmp_path / "survey.html"
     path.write_text(found.page())
     page = OpenPage(browser, path.as_uri())
@@ -459,7 +456,7 @@ def test_a_survey_is_drawn_in_a_browser_without_an_error(browser: Any, found: Su
     page.check()
 
 
-def test_the_finals_are_as_the_session_ranked_them_by_the_rounds_of_the_race(study: StudyData) -> None:
+def test_the_finals_are_as_the_session_ranked_them_by_the_rounds_of_the_race(study):
     finals = study.finals
     assert [one.rank for one in finals.ranked] == list(range(1, len(finals.ranked) + 1))
     assert [one.rank for one in finals.ranked if one.is_tie] == [2, 3]
@@ -473,7 +470,7 @@ def test_the_finals_are_as_the_session_ranked_them_by_the_rounds_of_the_race(stu
     assert study.finals.ranked[4].ratio == expected
 
 
-def test_gates_only_hold_back_and_failures_are_grouped_by_their_reason_whatever_its_numbers(study: StudyData) -> None:
+def test_gates_only_hold_back_and_failures_are_grouped_by_their_reason_whatever_its_numbers(study):
     counts = [count for _, count in study.gates]
     assert counts == sorted(counts, reverse=True)
     found = dict(study.gates)
@@ -490,7 +487,7 @@ def test_gates_only_hold_back_and_failures_are_grouped_by_their_reason_whatever_
     assert any(group.stage == "sanitize" for group in study.failures)
 
 
-def test_what_matters_is_as_the_session_found_it_or_is_computed_and_the_nearest_ceiling_binds(study: StudyData) -> None:
+def test_what_matters_is_as_the_session_found_it_or_is_computed_and_the_nearest_ceiling_binds(study):
     assert study_effects(study)[0][0].parameter == study.parameters[0]
     tiled = study_of_recording(recording_of("matmul_tiled-nvidia-h200-2048x2048x2048-float32"), "")
     (other, *_), _ = study_effects(tiled)
@@ -502,7 +499,7 @@ def test_what_matters_is_as_the_session_found_it_or_is_computed_and_the_nearest_
     assert 0.4 < bound.share < 1.0
 
 
-def test_a_running_session_is_read_on_and_has_the_best_of_its_search(tmp_path: Path) -> None:
+def test_a_running_session_is_read_on_and_has_the_best_of_its_search(tmp_path):
     key = store_session(tmp_path / "a.db", Session(trials=30, finals=False, ended=False))
     with Database.open(tmp_path / "a.db") as database:
         (summary,) = database.studies()
@@ -519,7 +516,7 @@ def test_a_running_session_is_read_on_and_has_the_best_of_its_search(tmp_path: P
     assert second.winner.time_us == min(one.trial.time_us for one in second.trials if one.trial.outcome is Outcome.OK)
 
 
-def test_a_summary_of_any_shape_is_read(study: StudyData) -> None:
+def test_a_summary_of_any_shape_is_read(study):
     names = ["speedup", "ties", "default", "gates", "stopped", "importance", "notices"]
     names += ["seconds", "flops", "objectives"]
     for wrong in (None, 3, -1.5, "x" * 10, [[]], {"ratio": "a"}, [{"config": 1}], True):
@@ -532,13 +529,13 @@ def test_a_summary_of_any_shape_is_read(study: StudyData) -> None:
         assert any(study_effects(found))
 
 
-def test_a_kernel_that_a_database_names_by_a_path_is_not_read(hostile_database: Path, study: StudyData) -> None:
+def test_a_kernel_that_a_database_names_by_a_path_is_not_read(hostile_database, study):
     assert read_one(hostile_database).kernel is None
     assert study.kernel is not None
     assert replace(study, key=structs.replace(study.key, kernel="/etc/passwd.toml")).kernel is None
 
 
-def test_what_is_not_there_is_told(database: Path, tmp_path: Path) -> None:
+def test_what_is_not_there_is_told(database, tmp_path):
     with Database.open(tmp_path / "empty.db") as empty, pytest.raises(InputError, match="run `autotile tune KERNEL`"):
         read_report(empty)
     with Database.open_readonly(database) as opened:

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from autotile.core.model import Config, Value
+from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search import gaussian_process as gp
 from autotile.search.gaussian_process import Embedding, Floats, GaussianProcess, Rows, density_of, fit, matern
@@ -21,7 +21,7 @@ from autotile.search.search import Search
 ONE = np.ones(1)
 
 
-def test_losses_keep_the_order_crowd_slow_trials_bear_equal_ones_and_weigh_objectives() -> None:
+def test_losses_keep_the_order_crowd_slow_trials_bear_equal_ones_and_weigh_objectives():
     loss = losses(np.array([[1.0], [2.0], [10.0], [20.0]]), ONE)
     assert (np.diff(loss) > 0).all()
     assert loss[1] - loss[0] > 5 * (loss[3] - loss[2])
@@ -34,7 +34,7 @@ def test_losses_keep_the_order_crowd_slow_trials_bear_equal_ones_and_weigh_objec
         assert losses(results, np.array(weights)).argmin() == best
 
 
-def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread() -> None:
+def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread():
     loss = losses(np.array([[1.0], [np.nan], [2.0], [4.0], [np.nan]]), ONE)
     worked = loss[[0, 2, 3]]
     assert worked.mean() == pytest.approx(0, abs=1e-12)
@@ -44,7 +44,7 @@ def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_a_trial_that_violates_a_constraint_or_was_pruned_failed() -> None:
+def test_a_trial_that_violates_a_constraint_or_was_pruned_failed():
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     assert result_of(create_trial(value=2.0)) == (2.0,)
     assert result_of(create_trial(value=2.0, constraints={"failed": 0.0})) == (2.0,)
@@ -53,7 +53,7 @@ def test_a_trial_that_violates_a_constraint_or_was_pruned_failed() -> None:
     assert result_of(create_trial(state=TrialState.PRUNED)) is None
 
 
-def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_noise() -> None:
+def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_noise():
     history = History()
     assert [history.begin(row) for row in range(100, 200)] == list(range(100))
     history.end(3, None)
@@ -95,7 +95,7 @@ def surrogate_of(history: History) -> Surrogate:
 @pytest.mark.parametrize(
     ("ended", "failures", "fitted"), [(n, 0, due_fit(n)) for n in (6, 7, 20, 37, 80)] + [(11, 10, 11)]
 )
-def test_the_newest_fit_is_of_the_trials_that_were_due(ended: int, failures: int, fitted: int) -> None:
+def test_the_newest_fit_is_of_the_trials_that_were_due(ended, failures, fitted):
     """The first one has a success."""
     surrogate = surrogate_of(history_of(ended, failures=failures))
     assert surrogate.update()
@@ -103,7 +103,7 @@ def test_the_newest_fit_is_of_the_trials_that_were_due(ended: int, failures: int
     assert not surrogate.update()
 
 
-def test_fits_become_rarer_and_do_not_depend_on_the_calls() -> None:
+def test_fits_become_rarer_and_do_not_depend_on_the_calls():
     """A search that is rebuilt fits at once what the original fitted trial by trial."""
     assert [due_fit(count) for count in (6, 7, 20, 100, 109, 110)] == [6, 6, 20, 94, 103, 103]
     whole, history = history_of(40), History()
@@ -119,7 +119,7 @@ def test_fits_become_rarer_and_do_not_depend_on_the_calls() -> None:
     assert late.parameters.scale[0] > 3 * late.parameters.scale[1]  # the first coordinate decides
 
 
-def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces() -> None:
+def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces():
     history = history_of(30)
     used = surrogate_of(history)
     used.update()
@@ -140,7 +140,7 @@ def large_space():
     return make_space(dict.fromkeys("ABCDEF", (1, 2, 4, 8)) | {"G": (1, 2, 3)})
 
 
-def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed() -> None:
+def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed():
     """A random search finds it in 60 of 1,248 once in twenty."""
     space = wide_space()
     least = min(wide_time_us(space.config(row)) for row in range(len(space)))
@@ -148,7 +148,7 @@ def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed() -
         assert min(trial.time_us for trial in advance(Search(space, "feasible", seed), 70, wide_ok)) == least
 
 
-def test_proposals_made_at_the_same_time_differ_and_are_spread() -> None:
+def test_proposals_made_at_the_same_time_differ_and_are_spread():
     search = Search(wide_space(), "feasible", seed=0)
     advance(search, 20, wide_ok)
     batch = [search.propose() or pytest.fail("too few rows") for _ in range(16)]
@@ -156,7 +156,7 @@ def test_proposals_made_at_the_same_time_differ_and_are_spread() -> None:
     assert len({(config["BM"], config["BN"]) for _, config in batch}) >= 4
 
 
-def test_many_compiled_rows_are_chosen_between_two_results() -> None:
+def test_many_compiled_rows_are_chosen_between_two_results():
     space = wide_space()
     search = Search(space, "feasible", seed=0)
     rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(200))]
@@ -174,7 +174,7 @@ def test_many_compiled_rows_are_chosen_between_two_results() -> None:
     assert search.select(waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
 
 
-def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
+def test_a_large_space_is_searched_near_the_best_and_everywhere():
     space = large_space()
     best = np.array([7000, 20])
     rows = rows_to_evaluate(Candidates(space), best, best, np.random.default_rng(0))
@@ -185,7 +185,7 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere() -> None:
     assert np.bincount(rows // 1024, minlength=12).min() > 100
 
 
-def test_the_best_of_a_large_space_is_found() -> None:
+def test_the_best_of_a_large_space_is_found():
     places = {"A": 2, "B": 1, "C": 8, "D": 4, "E": 1, "F": 8}
 
     def value(config: Config) -> float:
@@ -195,12 +195,12 @@ def test_the_best_of_a_large_space_is_found() -> None:
     assert study_of(FeasibleGPSampler(large_space(), 0), 60, value).best_value < 1.4
 
 
-def test_values_may_be_negative() -> None:
+def test_values_may_be_negative():
     study = study_of(FeasibleGPSampler(tile_space(), 0), 30, lambda config: tile_time_us(config) - 200)
     assert study.best_value == -100
 
 
-def test_several_objectives_find_both_ends_of_the_front() -> None:
+def test_several_objectives_find_both_ends_of_the_front():
     space = tile_space()
     both = study_of(
         FeasibleGPSampler(space, 0), 50, lambda c: [tile_time_us(c), float(c["BM"] * c["BN"])], "minimize", "minimize"
@@ -227,14 +227,14 @@ def direct(points: np.ndarray, observed: np.ndarray, targets: np.ndarray) -> tup
 
 
 @pytest.fixture
-def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def drawn():
     rng = np.random.default_rng(0)
     return rng.random((50, 3)), rng.random((90, 3)), rng.normal(size=90)
 
 
 @pytest.mark.parametrize("first", [1, 30, 90])
 @pytest.mark.parametrize("together", [1, 7])
-def test_observations_may_come_later(drawn, first: int, together: int) -> None:
+def test_observations_may_come_later(drawn, first, together):
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:first])
     for start in range(first, 90, together):
@@ -245,7 +245,7 @@ def test_observations_may_come_later(drawn, first: int, together: int) -> None:
     assert np.square(deviation) == pytest.approx(variance, abs=2e-2)
 
 
-def test_an_observation_lowers_the_doubt_as_a_chosen_point_explains_and_without_a_target_leaves_the_mean(drawn) -> None:
+def test_an_observation_lowers_the_doubt_as_a_chosen_point_explains_and_without_a_target_leaves_the_mean(drawn):
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points, observed[:20])
     known, some = np.arange(21) < 20, np.array([3, 7, 30, 41])
@@ -259,7 +259,7 @@ def test_an_observation_lowers_the_doubt_as_a_chosen_point_explains_and_without_
     assert np.square(less[some] / doubt[some]) == pytest.approx(1 - explained, abs=2e-3)
 
 
-def test_points_may_be_replaced(drawn) -> None:
+def test_points_may_be_replaced(drawn):
     points, observed, targets = drawn
     process = GaussianProcess(PARAMETERS, points[:30], observed[:20])
     process.observe(observed[20:25])
@@ -287,14 +287,14 @@ print(threads())
 """
 
 
-def test_the_blas_of_scipy_has_one_thread_too_if_it_is_loaded_later() -> None:
+def test_the_blas_of_scipy_has_one_thread_too_if_it_is_loaded_later():
     """Also once it was entered within itself, and as many as before afterwards."""
     done = python("-c", LOADS_SCIPY, env={"OPENBLAS_NUM_THREADS": "2"}, check=True)
     assert done.stdout.split("\n") == ["[1, 1]", "[2, 2]", ""]
 
 
 @pytest.mark.parametrize("standard", [-100.0, -6.0, -4.9, 0.0, 2.0])
-def test_expected_improvement_is_the_integral(standard: float) -> None:
+def test_expected_improvement_is_the_integral(standard):
     deviation = 0.5
     mean = -standard * deviation
     found = float(gp.log_expected_improvement(np.array([mean]), np.array([deviation]), 0.0)[0])
@@ -304,12 +304,12 @@ def test_expected_improvement_is_the_integral(standard: float) -> None:
     assert np.isfinite(found)
 
 
-def test_expected_improvement_falls_into_its_tail_without_a_step() -> None:
+def test_expected_improvement_falls_into_its_tail_without_a_step():
     means = np.linspace(19.9, 20.1, 201)
     assert (np.diff(gp.log_expected_improvement(means, np.ones(201), 0.0)) < 0).all()
 
 
-def test_the_gradient_is_that_of_the_likelihood() -> None:
+def test_the_gradient_is_that_of_the_likelihood():
     rng = np.random.default_rng(1)
     points, targets = rng.random((25, 4)), rng.normal(size=25)
     density, center, _ = density_of(points, targets, np.array([0, 1, 1, 2]))
@@ -320,7 +320,7 @@ def test_the_gradient_is_that_of_the_likelihood() -> None:
         assert slope == pytest.approx(difference, rel=1e-4, abs=1e-6)
 
 
-def test_what_does_not_matter_gets_a_long_scale() -> None:
+def test_what_does_not_matter_gets_a_long_scale():
     points = np.random.default_rng(2).random((60, 2))
     targets = np.sin(6 * points[:, 0])
     found = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
@@ -341,7 +341,7 @@ def logarithms(found: gp.Hyperparameters) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [6, 20, 80])
-def test_a_fit_is_the_optimum_that_scipy_finds(count: int) -> None:
+def test_a_fit_is_the_optimum_that_scipy_finds(count):
     points, targets, groups = landscape(count)
     density, center, _ = density_of(points, targets, groups)
     bounds = [gp._LENGTH_BOUNDS] * 5 + [tuple(np.log(gp._NOISE_BOUNDS))]
@@ -349,7 +349,7 @@ def test_a_fit_is_the_optimum_that_scipy_finds(count: int) -> None:
     assert density(logarithms(fit(points, targets, groups)))[0] == pytest.approx(best.fun, abs=5e-3)
 
 
-def test_a_fit_that_begins_at_the_previous_one_takes_few_steps() -> None:
+def test_a_fit_that_begins_at_the_previous_one_takes_few_steps():
     points, targets, groups = landscape(80)
     first = fit(points[:70], targets[:70], groups)
     density, *_ = density_of(points, targets, groups)
@@ -357,7 +357,7 @@ def test_a_fit_that_begins_at_the_previous_one_takes_few_steps() -> None:
     assert density(logarithms(later))[0] == pytest.approx(density(logarithms(whole))[0], abs=2e-2)
 
 
-def test_a_fit_stays_within_its_bounds() -> None:
+def test_a_fit_stays_within_its_bounds():
     points, _, groups = landscape(40)
     found = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
     assert found.noise <= 1.001 * gp._NOISE_BOUNDS[1]
@@ -377,29 +377,27 @@ def test_a_fit_stays_within_its_bounds() -> None:
         ((7, 300), 0, [0, 1], [0]),
     ],
 )
-def test_values_have_coordinates(
-    values: tuple[Value, ...], column: int, expected: list[float], groups: list[int]
-) -> None:
+def test_values_have_coordinates(values, column, expected, groups):
     embedding = Embedding([Parameter("A", values)])
     assert embedding.of(np.arange(len(values))[:, None])[:, column] == pytest.approx(expected)
     assert embedding.groups.tolist() == groups
 
 
 @pytest.mark.parametrize("values", [("row", "column", "tiled"), (0, 1, 2), (2, 0, 1), (True, False, "auto")])
-def test_choices_are_equally_far_apart(values: tuple[Value, ...]) -> None:
+def test_choices_are_equally_far_apart(values):
     embedding = Embedding([Parameter("A", values)])
     points = embedding.of(np.arange(3)[:, None])
     assert np.square(points[:, None] - points[None]).sum(axis=2) == pytest.approx(1 - np.eye(3))
     assert embedding.groups.tolist() == [0, 0, 0]
 
 
-def test_a_single_value_tells_nothing() -> None:
+def test_a_single_value_tells_nothing():
     embedding = Embedding([Parameter("A", (5,)), Parameter("B", (1, 2, 4))])
     assert embedding.of(np.array([[0, 2], [0, 0]])).tolist() == [[1.0], [0.0]]
     assert Embedding([Parameter("A", (5,))]).of(np.zeros((3, 1), np.int64)).shape == (3, 0)
 
 
-def test_products_of_two_share_one_scale() -> None:
+def test_products_of_two_share_one_scale():
     """The last group's distance is that of the products of any two sizes, whatever their number."""
     sizes = [(1, 2, 4, 8), (16, 32, 64), (2, 4, 8, 16, 32)]
     embedding = Embedding([*(Parameter(f"P{i}", each) for i, each in enumerate(sizes)), Parameter("B", (False, True))])
@@ -412,7 +410,7 @@ def test_products_of_two_share_one_scale() -> None:
     assert embedding.of_each(codes).shape == (2, 4)
 
 
-def test_what_does_not_differ_is_no_coordinate() -> None:
+def test_what_does_not_differ_is_no_coordinate():
     features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
     points, groups = gp.compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
     assert groups.tolist() == [0, 1]

@@ -41,7 +41,7 @@ def by_name(effects: tuple[Effect, ...]) -> dict[str, Effect]:
 
 
 @pytest.mark.parametrize("count", [60, 200, 1000])
-def test_the_two_of_six_that_matter_and_by_how_much(count: int) -> None:
+def test_the_two_of_six_that_matter_and_by_how_much(count):
     found, _ = drawn(make_space(SIX), additive, count)
     effects = by_name(found)
     assert [effect.parameter for effect in found[:2]] == ["A", "B"]
@@ -52,7 +52,7 @@ def test_the_two_of_six_that_matter_and_by_how_much(count: int) -> None:
     assert [effects[name] for name in "CDEF"] == [Effect(name, 0.0, 0.0, False) for name in "CDEF"]
 
 
-def test_what_two_do_together_is_halved_between_them() -> None:
+def test_what_two_do_together_is_halved_between_them():
     effects = by_name(drawn(make_space(SIX), opposed, 600)[0])
     assert effects["A"].share == pytest.approx(0.5, abs=0.08)
     assert effects["B"].share == pytest.approx(0.5, abs=0.08)
@@ -60,7 +60,7 @@ def test_what_two_do_together_is_halved_between_them() -> None:
     assert not any(effects[name].matters for name in "CDEF")
 
 
-def test_a_search_that_draws_where_it_is_fast_does_not_mislead() -> None:
+def test_a_search_that_draws_where_it_is_fast_does_not_mislead():
     space = make_space(SIX, lambda c: int(c["A"]) * int(c["B"]) <= 128)
     done = advance(Search(space, "feasible", seed=1), 120, lambda config: ok(config, additive(config)))
     rows, times = [space.row_of(trial.config) for trial in done], [trial.time_us for trial in done]
@@ -72,7 +72,7 @@ def test_a_search_that_draws_where_it_is_fast_does_not_mislead() -> None:
     assert importance_of(space, rows, times)[0] == effects
 
 
-def test_choices_and_switches_matter_too() -> None:
+def test_choices_and_switches_matter_too():
     space = make_space({"LAYOUT": ("row", "column", "tiled"), "ASYNC": (False, True), "BM": SIZES, "BN": SIZES})
     effects, _ = drawn(space, lambda c: {"row": 1.0, "column": 3.0, "tiled": 2.0}[str(c["LAYOUT"])], 100)
     assert [effect.parameter for effect in effects if effect.matters] == ["LAYOUT"]
@@ -80,13 +80,13 @@ def test_choices_and_switches_matter_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_noise_nothing_is_explained(seed: int) -> None:
+def test_of_noise_nothing_is_explained(seed):
     effects, doubt = drawn(make_space(SIX), lambda _: 100.0, 150, noise=0.3, seed=seed)
     assert effects == ()
     assert "no better than chance" in doubt
 
 
-def test_a_corner_says_nothing_of_the_space() -> None:
+def test_a_corner_says_nothing_of_the_space():
     space = make_space(SIX)
     corner = np.flatnonzero((space.codes <= 1).all(axis=1))
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_a_corner_says_nothing_of_the_space() -> None:
     assert importance_of(space, whole, [float(np.exp(0.1 * space.codes[row].sum())) for row in whole])[0]
 
 
-def test_what_was_not_varied_is_not_judged() -> None:
+def test_what_was_not_varied_is_not_judged():
     space = make_space(SIX)
     rows = np.flatnonzero(space.column("C") == 4)[::3]
     effects, _ = importance_of(space, rows, [additive(space.config(row)) for row in rows])
@@ -123,7 +123,7 @@ def by_block(config: Config) -> float:
     return (155.5 if crowded else 100.0) * (1.0 if config["BM"] == 64 else 1.5) * (1 + 0.001 * int(config["PAD"]))
 
 
-def test_the_sentence_and_the_document_and_every_trial_beyond_a_threshold_is_as_slow_as_they_say() -> None:
+def test_the_sentence_and_the_document_and_every_trial_beyond_a_threshold_is_as_slow_as_they_say():
     measured = trials(by_block)
     effects = find_parameter_effects(BLOCKS, measured)
     assert effects.sentence.startswith("BM explains ")
@@ -148,7 +148,7 @@ def test_the_sentence_and_the_document_and_every_trial_beyond_a_threshold_is_as_
     assert [entry["quantity"] for entry in document["thresholds"]].count("threads") == 1
 
 
-def test_what_few_trials_show_is_no_threshold_and_failures_are_left_aside() -> None:
+def test_what_few_trials_show_is_no_threshold_and_failures_are_left_aside():
     effects = find_parameter_effects(BLOCKS, trials(by_block, 45))
     assert effects.thresholds == ()
     assert effects.effects
@@ -157,7 +157,7 @@ def test_what_few_trials_show_is_no_threshold_and_failures_are_left_aside() -> N
     assert find_parameter_effects(BLOCKS, [*failed, *measured]) == find_parameter_effects(BLOCKS, measured)
 
 
-def test_where_nothing_can_be_told_that_is_said() -> None:
+def test_where_nothing_can_be_told_that_is_said():
     assert find_parameter_effects(BLOCKS, []).sentence == "0 times are too few to tell what matters: 30 are needed"
     assert find_parameter_effects(BLOCKS, trials(lambda _: 7.0)).sentence == "the times differ by less than 2 %"
     rng = np.random.default_rng(0)
@@ -177,7 +177,7 @@ def plain_trials(time_us: Callable[[Config], float], count: int = 400) -> list[T
 
 
 @pytest.mark.parametrize(("name", "side", "value"), [("W", "above", 8), ("W", "below", 9), ("F", "above", 0.625)])
-def test_a_parameter_has_thresholds_of_its_own(name: str, side: str, value: float) -> None:
+def test_a_parameter_has_thresholds_of_its_own(name, side, value):
     def is_slow(config: Config) -> bool:
         return bool(config[name] > value if side == "above" else config[name] < value)
 
@@ -190,14 +190,14 @@ def test_a_parameter_has_thresholds_of_its_own(name: str, side: str, value: floa
     assert f"{name}={value} came within" in effects.sentence
 
 
-def test_a_loss_is_that_against_the_very_best() -> None:
+def test_a_loss_is_that_against_the_very_best():
     times = iter([95.0, *[100.0] * len(WIDE)])
     measured = plain_trials(lambda config: 155.0 if config["W"] < 9 else next(times))
     (found,) = find_parameter_effects(WIDE, measured).thresholds
     assert found.loss == pytest.approx(155 / 95 - 1, abs=0.001)
 
 
-def test_a_parameter_of_texts_has_no_threshold() -> None:
+def test_a_parameter_of_texts_has_no_threshold():
     measured = plain_trials(lambda config: 155.0 if str(config["NAME"]) > "d" else 100.0)
     effects = find_parameter_effects(WIDE, measured)
     assert effects.effects[0].parameter == "NAME"

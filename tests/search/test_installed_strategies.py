@@ -5,10 +5,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -57,7 +55,7 @@ def child_pids() -> set[int]:
 
 
 @pytest.fixture(autouse=True)
-def _no_process_stays() -> Iterator[None]:
+def _no_process_stays():
     before = child_pids()
     yield
     gc.collect()
@@ -75,7 +73,7 @@ def go_on(name: str, earlier: list[Trial], seed: int = 7, ahead: int = 5) -> lis
 
 
 @pytest.mark.parametrize("name", RUNNING[::6])
-def test_proposals_are_distinct_rows_and_a_resumed_search_repeats_them(name: str) -> None:
+def test_proposals_are_distinct_rows_and_a_resumed_search_repeats_them(name):
     done = go_on(name, [])
     rows = [tile_space().row_of(trial.config) for trial in done]
     assert rows[0] == tile_space().row_of(DEFAULT)
@@ -84,7 +82,7 @@ def test_proposals_are_distinct_rows_and_a_resumed_search_repeats_them(name: str
     assert [trial.config for trial in go_on(name, done[:9])] == [trial.config for trial in done[9:]]
 
 
-def test_proposals_depend_on_the_seed_and_the_trials_alone() -> None:
+def test_proposals_depend_on_the_seed_and_the_trials_alone():
     name = f"{STRATEGY_PREFIX}genetic_algorithm"
     outside = random.getstate(), np.random.get_state()[1].tolist(), np.random.default_rng
     done = go_on(name, [], ahead=1)
@@ -93,7 +91,7 @@ def test_proposals_depend_on_the_seed_and_the_trials_alone() -> None:
     assert [trial.config for trial in go_on(name, [], seed=8)] != [trial.config for trial in done]
 
 
-def test_a_strategy_that_ends_is_run_again_until_every_available_row_was_tried() -> None:
+def test_a_strategy_that_ends_is_run_again_until_every_available_row_was_tried():
     space = make_space({"A": (1, 2, 4, 8), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
     available = np.arange(len(space)) % 4 > 0
     search = Search(space, f"{STRATEGY_PREFIX}minimize", seed=1, available=available)
@@ -102,7 +100,7 @@ def test_a_strategy_that_ends_is_run_again_until_every_available_row_was_tried()
     assert search.propose() is None
 
 
-def test_a_strategy_learns_from_the_times() -> None:
+def test_a_strategy_learns_from_the_times():
     """Over three seeds, a local search with 40 trials finds faster configurations than uniform draws."""
 
     def best(name: str, seed: int) -> float:
@@ -127,7 +125,7 @@ search.propose()
 """
 
 
-def test_strings_do_not_make_it_differ_between_processes_which_end_while_a_strategy_waits(monkeypatch: Any) -> None:
+def test_strings_do_not_make_it_differ_between_processes_which_end_while_a_strategy_waits(monkeypatch):
     """The order of sets of strings differs between processes."""
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))  # with the modules of these tests
     other = python("-c", ELSEWHERE, env={"PYTHONHASHSEED": "1"})
@@ -137,7 +135,7 @@ def test_strings_do_not_make_it_differ_between_processes_which_end_while_a_strat
     assert [str(trial.config) for trial in here] == other.stdout.splitlines()
 
 
-def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_its_neighbours() -> None:
+def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_its_neighbours():
     space = tile_space()
     sampler = KernelTunerSampler(space, 0, strategy="random_sample", trials=12)
     study = optuna.create_study(sampler=sampler)
@@ -147,7 +145,7 @@ def test_the_rest_of_a_generation_is_proposed_while_the_strategy_waits_and_then_
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_closing_a_search_or_dropping_it_ends_the_process_of_its_sampler(closes: bool) -> None:
+def test_closing_a_search_or_dropping_it_ends_the_process_of_its_sampler(closes):
     before = child_pids()
     search = Search(tile_space(), f"{STRATEGY_PREFIX}pso")
     if not closes:
@@ -172,19 +170,19 @@ def test_closing_a_search_or_dropping_it_ends_the_process_of_its_sampler(closes:
         ("pso", (TIME, "energy"), "'kernel-tuner:pso' cannot follow several objectives"),
     ],
 )
-def test_what_cannot_be_used_is_refused(strategy: str, objectives: tuple[str, ...], expected: str) -> None:
+def test_what_cannot_be_used_is_refused(strategy, objectives, expected):
     with pytest.raises(InputError, match=expected):
         check_sampler(STRATEGY_PREFIX + strategy, objectives)
 
 
-def test_the_strategies_are_those_of_the_installed_kernel_tuner_and_most_run() -> None:
+def test_the_strategies_are_those_of_the_installed_kernel_tuner_and_most_run():
     interface = pytest.importorskip("kernel_tuner.interface")
     assert {name.removeprefix(STRATEGY_PREFIX) for name in RUNNING} >= EXPECTED
     names = {name.removeprefix(STRATEGY_PREFIX) for name in sampler_names() if name.startswith(STRATEGY_PREFIX)}
     assert names == set(interface.strategy_map) - {"pyatf_strategies"}
 
 
-def test_the_strategies_are_read_from_a_source_without_running_it(tmp_path: Path) -> None:
+def test_the_strategies_are_read_from_a_source_without_running_it(tmp_path):
     interface = tmp_path / "interface.py"
     interface.write_text("import nowhere\nstrategy_map = {'pso': nowhere.pso, 'mls': nowhere.mls}\n")
     assert samplers._strategies_in(interface) == ("pso", "mls")
@@ -201,7 +199,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["genetic_algorithm", "skopt", "no_such_strategy"])
-def test_missing_packages_are_named(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(strategy, monkeypatch):
     hide(monkeypatch, "skopt")
     expected = "needs scikit-optimize: pip install scikit-optimize, or choose another strategy"
     with pytest.raises(InputError, match=expected):
@@ -214,14 +212,14 @@ def test_missing_packages_are_named(strategy: str, monkeypatch: pytest.MonkeyPat
     assert not [name for name in sampler_names() if name.startswith(STRATEGY_PREFIX)]
 
 
-def test_a_strategy_that_cannot_search_the_space_says_why() -> None:
+def test_a_strategy_that_cannot_search_the_space_says_why():
     search = Search(make_space({"A": (1, 2, 4)}), f"{STRATEGY_PREFIX}firefly_algorithm")
     with pytest.raises(InputError, match=r"firefly_algorithm cannot search these 3 configurations \(IndexError"):
         search.propose()
 
 
 @pytest.fixture
-def child_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def child_module(tmp_path, monkeypatch):
     """Run a worker of a few lines in place of the one that runs strategies."""
 
     def use(body: str) -> None:
@@ -251,15 +249,13 @@ class TestProcess:
             ("channel.reply({'mood': 'good'})", r"the worker's reply is malformed: .*'mood'"),
         ],
     )
-    def test_a_process_that_fails_at_once_says_why(
-        self, child_module: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, body: str, reason: str
-    ) -> None:
+    def test_a_process_that_fails_at_once_says_why(self, child_module, monkeypatch, body, reason):
         child_module(body)
         monkeypatch.setattr(strategies, "_MAX_SILENCE_S", 0.3 if body == SILENT else 60.0)
         with pytest.raises(InputError, match=rf"pso cannot search these 116 .* \({reason}"):
             Search(tile_space(), f"{STRATEGY_PREFIX}pso").propose()
 
-    def test_a_strategy_that_dies_after_it_proposed_is_started_again(self, child_module: Callable[[str], None]) -> None:
+    def test_a_strategy_that_dies_after_it_proposed_is_started_again(self, child_module):
         child_module(DYING_LATER)
         space = tile_space()
         search = Search(space, f"{STRATEGY_PREFIX}pso", seed=1)
@@ -267,18 +263,18 @@ class TestProcess:
         assert rows[0] == 7
         assert len(set(rows)) == 6  # drawn uniformly once the strategy is given up
 
-    def test_output_of_a_strategy_is_no_message(self, child_module: Callable[[str], None]) -> None:
+    def test_output_of_a_strategy_is_no_message(self, child_module):
         child_module("print('noise', flush=True); channel.reply({} if request['op'] == 'open' else {'wanted': [5]})")
         assert KernelTunerSampler(tile_space(), 0, strategy="pso")._step().wanted == [5]
 
-    def test_an_unknown_strategy_is_a_failure_of_the_run(self) -> None:
+    def test_an_unknown_strategy_is_a_failure_of_the_run(self):
         sampler = KernelTunerSampler(tile_space(), 0, strategy="no_such_strategy")
         assert sampler._step() == ([], 0, "KeyError: 'no_such_strategy'")
         sampler.close()
         with pytest.raises(WorkerError):
             sampler._step()
 
-    def test_a_large_generation_comes_in_parts(self) -> None:
+    def test_a_large_generation_comes_in_parts(self):
         codes = np.array([(a, b, c) for c in range(2) for a in range(256) for b in range(256)][:65_600], np.uint8)
         parameters = tuple(Parameter(name, tuple(range(count))) for name, count in (("A", 256), ("B", 256), ("C", 2)))
         space = SearchSpace(parameters, codes, len(codes), rules=(), limits=(), seconds=0.0)
@@ -292,9 +288,7 @@ class TestProcess:
         end = sampler._step()
         assert (end.wanted, end.new, end.failure) == ([], len(codes), "")
 
-    def test_starting_one_does_not_wait_for_kernel_tuner(
-        self, child_module: Callable[[str], None], tmp_path: Path
-    ) -> None:
+    def test_starting_one_does_not_wait_for_kernel_tuner(self, child_module, tmp_path):
         child_module("channel.reply({} if request['op'] == 'open' else {'wanted': [5]})")
         imported, module = tmp_path / "imported", tmp_path / "strange_strategy.py"
         os.mkfifo(imported)

@@ -19,7 +19,6 @@ from autotile.search.optuna_samplers import FeasibleSampler, FeasibleTPESampler
 from autotile.search.row_sampler import Candidates, RowSampler
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of
 from autotile.search.search import Search
-from autotile.space.search_space import SearchSpace
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 QUICK = [name for name in INSTALLED if name != "gp"]
@@ -51,14 +50,14 @@ def optimize(sampler: FeasibleSampler, trials: int, jobs: int = 1) -> list[int |
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
+def _quiet():
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @pytest.mark.parametrize("name", QUICK)
 @settings(max_examples=8)
 @given(space=spaces(), skipped=st.integers(2, 9))
-def test_all_available_rows_are_proposed_once_and_nothing_else(name: str, space: SearchSpace, skipped: int) -> None:
+def test_all_available_rows_are_proposed_once_and_nothing_else(name, space, skipped):
     available = np.arange(len(space)) % skipped != 1
     sampler = Search(space, name, 3, available=available)._rows
     study, count = optuna.create_study(sampler=sampler), int(available.sum())
@@ -73,13 +72,13 @@ def test_all_available_rows_are_proposed_once_and_nothing_else(name: str, space:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_proposals_depend_on_the_seed_alone(name: str) -> None:
+def test_proposals_depend_on_the_seed_alone(name):
     first, again, other = (run(Search(tile_space(), name, seed)._rows, 25) for seed in (1, 1, 2))
     assert first == again
     assert first != other or name == "brute-force"
 
 
-def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_over_the_combinations() -> None:
+def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_over_the_combinations():
     assert run(Search(tile_space(), "brute-force")._rows, 20) == list(range(20))
     space = make_space({"A": (1, 2, 3, 4), "B": (1, 2, 3, 4)}, lambda c: c["A"] == 1 or c["B"] == 1)
     first = [run(Search(space, "random", seed)._rows, 1)[0] for seed in range(700)]
@@ -98,13 +97,13 @@ def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_o
         (optuna.samplers.QMCSampler, False),
     ],
 )
-def test_any_sampler_can_be_wrapped_in_anyones_study(inner, ordered: bool) -> None:
+def test_any_sampler_can_be_wrapped_in_anyones_study(inner, ordered):
     rows = optimize(FeasibleSampler(tile_space(), 5, inner=inner, ordered=ordered), 25)
     assert None not in rows
     assert len(set(rows)) == 25
 
 
-def test_a_study_ends_by_itself_when_every_row_was_tried() -> None:
+def test_a_study_ends_by_itself_when_every_row_was_tried():
     space = make_space({"A": (1, 2, 3), "B": (1, 2, 3)}, lambda c: int(c["A"]) <= int(c["B"]))
     study = optuna.create_study(sampler=FeasibleSampler(space, 0, inner=optuna.samplers.TPESampler))
     study.optimize(lambda t: t.suggest_categorical("A", (1, 2, 3)) * t.suggest_categorical("B", (1, 2, 3)))
@@ -112,11 +111,11 @@ def test_a_study_ends_by_itself_when_every_row_was_tried() -> None:
     assert study.best_params == {"A": 1, "B": 1}
 
 
-def test_threads_share_a_sampler() -> None:
+def test_threads_share_a_sampler():
     assert len(set(optimize(Search(tile_space(), "tpe")._rows, 60, jobs=4))) == 60
 
 
-def test_trials_of_others_and_failed_ones_are_not_proposed_again() -> None:
+def test_trials_of_others_and_failed_ones_are_not_proposed_again():
     space = make_space({"A": tuple(range(12))})
     sampler = FeasibleSampler(space, 0, inner=optuna.samplers.NSGAIISampler, startup=2)
     study = optuna.create_study(sampler=sampler)
@@ -131,7 +130,7 @@ def test_trials_of_others_and_failed_ones_are_not_proposed_again() -> None:
     assert sampler.remaining(study) == 0
 
 
-def test_an_unknown_name_lists_the_known_ones_and_a_parameter_that_the_space_lacks_is_refused() -> None:
+def test_an_unknown_name_lists_the_known_ones_and_a_parameter_that_the_space_lacks_is_refused():
     study = optuna.create_study(sampler=Search(make_space({"A": (1, 2)}), "random")._rows)
     with pytest.raises(InputError, match="'C' is not a parameter of the space"):
         study.ask({"C": optuna.distributions.CategoricalDistribution((1, 2))})
@@ -140,7 +139,7 @@ def test_an_unknown_name_lists_the_known_ones_and_a_parameter_that_the_space_lac
     assert {samplers.AUTO, *SAMPLERS} <= set(samplers.sampler_names())
 
 
-def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
+def test_the_nearest_row_is_taken_when_no_draw_is_one():
     class Corner(optuna.samplers.RandomSampler):
         def sample_independent(self, study, trial, param_name, param_distribution):
             return param_distribution.choices[-1]
@@ -154,7 +153,7 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one() -> None:
 
 
 @given(spaces(), st.randoms(use_true_random=False))
-def test_codes_lead_to_their_row_exactly_when_it_is_free(space: SearchSpace, random) -> None:
+def test_codes_lead_to_their_row_exactly_when_it_is_free(space, random):
     candidates = Candidates(space)
     for row in random.sample(range(len(space)), len(space) // 2):
         candidates.take(row)
@@ -166,7 +165,7 @@ def test_codes_lead_to_their_row_exactly_when_it_is_free(space: SearchSpace, ran
     assert candidates.remaining == np.count_nonzero(candidates.free) == len(space) - len(space) // 2
 
 
-def test_only_available_rows_count() -> None:
+def test_only_available_rows_count():
     space = make_space({"A": (1, 2, 3)})
     candidates = Candidates(space, [False, True, True])
     for row in (0, 2, 2):
@@ -177,7 +176,7 @@ def test_only_available_rows_count() -> None:
         Candidates(space, [True, True])
 
 
-def test_a_doubling_is_one_step_and_a_name_differs_or_not() -> None:
+def test_a_doubling_is_one_step_and_a_name_differs_or_not():
     space = make_space({"A": (8, 16, 32, 64, 128), "B": ("x", "y")})
     candidates, rng, wanted, order = Candidates(space), np.random.default_rng(0), {"A": 32, "B": "x"}, []
     while candidates.remaining:
@@ -190,7 +189,7 @@ def test_a_doubling_is_one_step_and_a_name_differs_or_not() -> None:
     assert [config["B"] for config in order] == ["x"] * 5 + ["y"] * 5
 
 
-def test_ties_are_broken_by_the_generator_alone() -> None:
+def test_ties_are_broken_by_the_generator_alone():
     space = make_space({"A": (1, 2, 4), "B": (1, 2, 4)}, lambda c: c != {"A": 2, "B": 2})
 
     def nearest(seed: int) -> int:
@@ -202,7 +201,7 @@ def test_ties_are_broken_by_the_generator_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "trials"), [("tpe", 60), ("nsga2", 80)])
-def test_better_than_chance_on_average(name: str, trials: int) -> None:
+def test_better_than_chance_on_average(name, trials):
     def best_us(each: str, seed: int) -> float:
         return min(trial.time_us or np.inf for trial in advance(Search(wide_space(), each, seed), trials, wide_ok))
 
@@ -220,7 +219,7 @@ def shares(works: Callable[[Config], bool], name: str, seed: int, trials: int) -
 
 
 @pytest.mark.parametrize(("name", "learnt", "most"), [("tpe", 40, 0.5), ("feasible", 20, 0.45)])
-def test_it_turns_away_from_what_fails_and_finds_the_few_that_run(name: str, learnt: int, most: float) -> None:
+def test_it_turns_away_from_what_fails_and_finds_the_few_that_run(name, learnt, most):
     worked, share = shares(lambda config: config["LAYOUT"] != "a", name, 0, 50 + learnt)
     assert not all(worked[:10])
     assert 1 - np.mean(worked[learnt:]) < most * (1 - share)
@@ -228,7 +227,7 @@ def test_it_turns_away_from_what_fails_and_finds_the_few_that_run(name: str, lea
     assert np.mean(worked[40:]) > 2 * share
 
 
-def test_tpe_compares_free_rows_only() -> None:
+def test_tpe_compares_free_rows_only():
     """Guards the hook by which Optuna's estimator is replaced."""
     space = wide_space()
     sampler = FeasibleTPESampler(space, seed=0)
@@ -257,16 +256,14 @@ def test_tpe_compares_free_rows_only() -> None:
         ("gp", None, 116, "gp"),
     ],
 )
-def test_auto_is_brute_force_for_whole_spaces(
-    name: str, available: int | None, trials: int | None, expected: str
-) -> None:
+def test_auto_is_brute_force_for_whole_spaces(name, available, trials, expected):
     space = tile_space()
     mask = None if available is None else np.arange(len(space)) < available
     assert samplers.resolve_sampler(name, space, mask, trials) == expected
 
 
 @pytest.mark.parametrize("name", [name for name, entry in SAMPLERS.items() if entry.packages])
-def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(name, monkeypatch):
     monkeypatch.setattr(samplers, "find_spec", lambda package: None)
     _, package, install = SAMPLERS[name].packages[0]
     with pytest.raises(InputError, match=f"needs {package}: pip install {install}, or choose tpe"):
@@ -274,11 +271,11 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_a_sampler_can_what_its_lookahead_asks_for(name: str) -> None:
+def test_a_sampler_can_what_its_lookahead_asks_for(name):
     assert isinstance(Search(tile_space(), name)._rows, FeasibleGPSampler) == SAMPLERS[name].lookahead.ranks
 
 
-def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers() -> None:
+def test_only_samplers_that_do_not_learn_look_further_ahead_with_more_workers():
     assert lookahead_of("feasible", 64) == lookahead_of("feasible", 1) == Lookahead(32, per_measured=2, queued=1)
     assert lookahead_of("tpe", 64) == Lookahead(16)
     assert lookahead_of("kernel-tuner:pso", 64) == Lookahead(1)
@@ -291,7 +288,7 @@ def delay_of(nominated: list[int], compiled: int, begun: int) -> int:
     return next(count for count in range(begun) if nominated[begun - count] <= compiled)
 
 
-def test_several_gpus_look_as_many_times_further_ahead() -> None:
+def test_several_gpus_look_as_many_times_further_ahead():
     one, four = lookahead_of("feasible", 64), lookahead_of("feasible", 64, gpu_count=4)
     assert [one.held(begun) for begun in (0, 23, 24)] == [1, 1, 1]
     assert [four.held(begun) for begun in (0, 23, 24)] == [3, 3, 7]  # at first, no GPU has a second candidate
@@ -306,7 +303,7 @@ def test_several_gpus_look_as_many_times_further_ahead() -> None:
         assert nominated[begun] - four.compiled(begun) >= 2 * (one.nominated(begun) - one.compiled(begun))
 
 
-def test_a_choice_among_ranked_candidates_lacks_a_bounded_share_of_the_results() -> None:
+def test_a_choice_among_ranked_candidates_lacks_a_bounded_share_of_the_results():
     lookahead = lookahead_of("feasible", 16)
     nominated = [lookahead.nominated(begun) for begun in range(700)]
     compiled = [lookahead.compiled(begun) for begun in range(700)]
@@ -320,7 +317,7 @@ def test_a_choice_among_ranked_candidates_lacks_a_bounded_share_of_the_results()
     assert nominated[699] - nominated[695] == 8
 
 
-def test_the_traits_that_sessions_ask_for() -> None:
+def test_the_traits_that_sessions_ask_for():
     assert [name for name, entry in samplers.SAMPLERS.items() if entry.predicts_gain] == ["feasible"]
     assert [name for name, entry in samplers.SAMPLERS.items() if entry.exhaustive] == [BRUTE_FORCE]
     assert [name for name in SAMPLERS if samplers.sampler_entry(name).transfers] == ["feasible"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import optuna
@@ -50,7 +49,7 @@ def by_turns(config: Config, turn: list[int]) -> Trial:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_the_default_comes_first_and_then_every_other_row(name: str) -> None:
+def test_the_default_comes_first_and_then_every_other_row(name):
     space = make_space({"A": (1, 2, 4), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
     search, turn = Search(space, name, seed=4, first=[{"A": 4, "B": "y", "C": 5}]), list[int]()
     done = [trial.config for trial in advance(search, len(space), lambda config: by_turns(config, turn))]
@@ -61,7 +60,7 @@ def test_the_default_comes_first_and_then_every_other_row(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLED)
 @pytest.mark.parametrize(("ahead", "killed"), [(1, {1, 16}), (16, {15, 17, 43})])
-def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: int, killed: set[int]) -> None:
+def test_a_resumed_search_goes_on_as_the_first_one_would_have(name, ahead, killed):
     """Also with pending proposals: each knows the same results as in the first search."""
 
     def search() -> Search:
@@ -70,7 +69,7 @@ def test_a_resumed_search_goes_on_as_the_first_one_would_have(name: str, ahead: 
     check_resuming(search, trial_of, ahead, killed)
 
 
-def test_replayed_trials_that_left_the_space_are_ignored() -> None:
+def test_replayed_trials_that_left_the_space_are_ignored():
     space = make_space({"A": (1, 2, 4), "B": (1, 2)}, lambda c: c["A"] != 2)
     search = Search(space, "random", first=[{"A": 1, "B": 1}])
     earlier = [
@@ -86,7 +85,7 @@ def test_replayed_trials_that_left_the_space_are_ignored() -> None:
     assert search.propose() is None
 
 
-def test_a_default_that_cannot_be_proposed_is_skipped_and_each_proposal_is_told_once() -> None:
+def test_a_default_that_cannot_be_proposed_is_skipped_and_each_proposal_is_told_once():
     with pytest.raises(InputError, match="the seed is -1, expected 0 or more"):
         Search(SPACE, "random", seed=-1)
     assert [Search(SPACE, trials=trials).sampler for trials in (50, 10_000)] == ["feasible", "brute-force"]
@@ -109,7 +108,7 @@ def tell_in_order(search: Search, *trials: Trial) -> list[optuna.trial.FrozenTri
     return search.study.trials
 
 
-def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst() -> None:
+def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst():
     search = Search(make_space({"A": (1, 2, 3, 4, 5)}), "brute-force")
     trials = tell_in_order(
         search,
@@ -135,7 +134,7 @@ def after_forty() -> Search:
     return search
 
 
-def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_left() -> None:
+def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_left():
     search = after_forty()
     assert search.gain_of() is None
     assert search.gain_of(4) == pytest.approx(sum(list(search._gains)[-4:]))
@@ -148,7 +147,7 @@ def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_l
     assert (search.gain_of(4), search.gain_of(1)) == (None, None)
 
 
-def test_each_nomination_has_its_gain_and_its_row_once() -> None:
+def test_each_nomination_has_its_gain_and_its_row_once():
     search = after_forty()
     before, rows = list(search._gains), set()
     while (nominated := search.nominate()) is not None:
@@ -164,7 +163,7 @@ def test_each_nomination_has_its_gain_and_its_row_once() -> None:
         search.tell(row, ok(SPACE.config(row), 90.0))
 
 
-def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window() -> None:
+def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window():
     search = Search(SPACE, "feasible", 0, ahead=4)
     assert search.proposals_until(0.1, 8) is None  # nothing was proposed
     search._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -201,7 +200,7 @@ def volume(trials: Iterable[Trial]) -> float:
 
 
 @pytest.mark.parametrize("sampler", FOLLOWING)
-def test_every_sampler_but_those_refused_follows_both(sampler: str) -> None:
+def test_every_sampler_but_those_refused_follows_both(sampler):
     search = both(sampler)
     ended = advance(search, 40, judged)
     assert [trial.values for trial in search.study.trials if trial.user_attrs["outcome"] == "ok"] == [
@@ -211,14 +210,14 @@ def test_every_sampler_but_those_refused_follows_both(sampler: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["feasible", "tpe"])
-def test_a_model_finds_more_of_the_front_than_chance(sampler: str) -> None:
+def test_a_model_finds_more_of_the_front_than_chance(sampler):
     model, chance = (
         np.mean([volume(advance(both(name, seed), 40, judged)) for seed in (1, 2)]) for name in (sampler, "random")
     )
     assert model > chance
 
 
-def test_one_that_follows_a_single_objective_is_refused() -> None:
+def test_one_that_follows_a_single_objective_is_refused():
     expected = r"'cmaes' cannot follow several objectives \(time, registers\); feasible, tpe"
     for make in (lambda: check_sampler("cmaes", OBJECTIVES), lambda: both("cmaes")):
         with pytest.raises(InputError, match=expected):
@@ -226,11 +225,11 @@ def test_one_that_follows_a_single_objective_is_refused() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["feasible", "tpe", "nsga2"])
-def test_a_search_for_both_goes_on_as_the_first(sampler: str) -> None:
+def test_a_search_for_both_goes_on_as_the_first(sampler):
     check_resuming(lambda: both(sampler, 3), judged, 1, {25})
 
 
-def test_a_failure_is_told_worse_than_all_in_everything() -> None:
+def test_a_failure_is_told_worse_than_all_in_everything():
     search = Search(make_space({"TM": (2, 4, 8, 1)}), "brute-force", objectives=OBJECTIVES)
     trials = tell_in_order(
         search,
@@ -248,11 +247,11 @@ TRIALS = [broken(config) if config["BM"] == 256 else tile_ok(config) for config 
 
 
 @pytest.fixture
-def study() -> optuna.Study:
+def study():
     return study_of_trials(SPACE.parameters, TRIALS, "sgemm M=64")
 
 
-def test_a_study_of_stored_trials_shows_true_values_and_keeps_what_the_space_lost(study: optuna.Study) -> None:
+def test_a_study_of_stored_trials_shows_true_values_and_keeps_what_the_space_lost(study):
     assert study.study_name == "sgemm M=64"
     assert [trial.params for trial in study.trials] == [dict(trial.config) for trial in TRIALS]
     fastest = min((trial for trial in TRIALS if trial.time_us), key=lambda trial: trial.time_us or 0)
@@ -262,7 +261,7 @@ def test_a_study_of_stored_trials_shows_true_values_and_keeps_what_the_space_los
     assert [trial.params for trial in kept.trials] == [{"BM": 512, "OLD": "x"}, SPACE.config(0)]
 
 
-def test_attributes_say_how_a_trial_ended_and_what_it_used() -> None:
+def test_attributes_say_how_a_trial_ended_and_what_it_used():
     trial = Trial(
         SPACE.config(0),
         Outcome.OK,
@@ -288,7 +287,7 @@ def test_attributes_say_how_a_trial_ended_and_what_it_used() -> None:
     }
 
 
-def test_optunas_own_tools_and_plots_accept_the_study(study: optuna.Study) -> None:
+def test_optunas_own_tools_and_plots_accept_the_study(study):
     pytest.importorskip("pandas")
     frame = study.trials_dataframe()
     assert len(frame) == len(TRIALS)
@@ -307,9 +306,7 @@ def test_optunas_own_tools_and_plots_accept_the_study(study: optuna.Study) -> No
     plt.close("all")
 
 
-def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(
-    study: optuna.Study, tmp_path: Path
-) -> None:
+def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(study, tmp_path):
     search = both("random")
     advance(search, 6, judged)
     path = tmp_path / "studies with a space.db"
@@ -331,13 +328,13 @@ def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(
 
 
 @pytest.mark.parametrize("place", ["missing/folder.db", "text.db"])
-def test_what_is_no_storage_is_refused(study: optuna.Study, tmp_path: Path, place: str) -> None:
+def test_what_is_no_storage_is_refused(study, tmp_path, place):
     (tmp_path / "text.db").write_text("this is not a database, but it is long enough to be taken for one" * 20)
     with pytest.raises(InputError, match="cannot be written as an Optuna storage"):
         study_to_storage(study, tmp_path / place)
 
 
-def test_silence_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silence_ends(capsys):
     before = optuna.logging.get_verbosity()
     with quiet_optuna():
         optuna.create_study()
@@ -368,7 +365,7 @@ def configs(trials: list[Trial]) -> list[Config]:
     return [trial.config for trial in trials]
 
 
-def test_without_a_choice_candidates_are_measured_as_they_were_proposed() -> None:
+def test_without_a_choice_candidates_are_measured_as_they_were_proposed():
     search = Search(SPACE, "tpe", 3, ahead=4)
     shortlist = Shortlist(Search(SPACE, "tpe", 3, ahead=4), Lookahead(4))
     waiting = []
@@ -384,7 +381,7 @@ def test_without_a_choice_candidates_are_measured_as_they_were_proposed() -> Non
         shortlist.tell(row, answer(config))
 
 
-def test_more_are_compiled_than_are_measured_the_default_first_and_none_is_lost_or_measured_twice() -> None:
+def test_more_are_compiled_than_are_measured_the_default_first_and_none_is_lost_or_measured_twice():
     ended, compiled = go(shortlist_of([]), 60)
     assert ended[0].config == DEFAULT
     assert len(ended) == 60
@@ -394,7 +391,7 @@ def test_more_are_compiled_than_are_measured_the_default_first_and_none_is_lost_
     assert {SPACE.row_of(config) for config in configs(ended)} == set(range(len(SPACE)))
 
 
-def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
+def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill():
     few = Lookahead(compiling=8, per_measured=3, queued=1, max_waiting=5)
     whole = check_ranked_resuming(lambda earlier: shortlist_of(earlier, few), answer, 1000, (20, 110))
     assert {SPACE.row_of(config) for config in configs(whole)} == set(range(len(SPACE)))
@@ -402,11 +399,11 @@ def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [RANKED, Lookahead(32, per_measured=2, queued=7, gpus=4)], ids=["1", "4"])
-def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead: Lookahead) -> None:
+def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead):
     check_ranked_resuming(lambda earlier: shortlist_of(earlier, lookahead), answer, 70, (1, 7, 27))
 
 
-def test_only_rows_that_this_session_proposed_wait() -> None:
+def test_only_rows_that_this_session_proposed_wait():
     earlier, _ = go(shortlist_of([]), 24)
     resumed = shortlist_of(earlier)
     proposed: set[int] = set()
@@ -415,7 +412,7 @@ def test_only_rows_that_this_session_proposed_wait() -> None:
     assert set(resumed.ready()) <= set(resumed.waiting()) == proposed
 
 
-def test_a_session_that_is_granted_more_goes_on_as_if_it_had_been_from_the_start() -> None:
+def test_a_session_that_is_granted_more_goes_on_as_if_it_had_been_from_the_start():
     short, _ = go(shortlist_of([]), 40)
     rest, _ = go(shortlist_of(short), 70, done=40)
     whole, _ = go(shortlist_of([]), 70)
@@ -424,7 +421,7 @@ def test_a_session_that_is_granted_more_goes_on_as_if_it_had_been_from_the_start
     assert len(short + rest) == len(whole)
 
 
-def test_trials_of_another_seed_are_learnt_from_and_not_made_again() -> None:
+def test_trials_of_another_seed_are_learnt_from_and_not_made_again():
     others, _ = go(shortlist_of([], seed=1), 50)
     rest, _ = go(shortlist_of(others, seed=2), 80, done=50)
     assert len({SPACE.row_of(config) for config in configs(others + rest)}) == 80
@@ -433,7 +430,7 @@ def test_trials_of_another_seed_are_learnt_from_and_not_made_again() -> None:
     assert configs(again) == configs(rest[10:])
 
 
-def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
+def test_what_the_compiler_says_decides_among_candidates_alike():
     """The time depends on the registers, which are random and known from the compiler only."""
     space = make_space({"A": tuple(range(2, 26)), "B": (1, 2, 4, 8, 16)})
     registers = np.random.default_rng(0).permutation(np.linspace(16, 255, len(space)).astype(int))
@@ -455,7 +452,7 @@ def test_what_the_compiler_says_decides_among_candidates_alike() -> None:
     assert mean_us(said) < 0.85 * mean_us(compiled_trial)
 
 
-def test_no_room_proposes_nothing_and_a_sampler_without_a_model_cannot_rank() -> None:
+def test_no_room_proposes_nothing_and_a_sampler_without_a_model_cannot_rank():
     shortlist = shortlist_of([answer(DEFAULT)])
     assert shortlist.propose(0) is None
     assert shortlist.ready() == []
@@ -465,7 +462,7 @@ def test_no_room_proposes_nothing_and_a_sampler_without_a_model_cannot_rank() ->
         Search(tile_space(), "random").nominate()
 
 
-def test_features_are_of_one_scale_and_need_a_compiler() -> None:
+def test_features_are_of_one_scale_and_need_a_compiler():
     features = features_of(compiled_trial({}, registers=255), sm_count=132)
     assert features is not None
     assert features.min() >= 0

@@ -57,13 +57,13 @@ def source_of(time_of: TimeOf = time_us, every: int = 3, space: SearchSpace = SP
     return Source("another", configs, [time_of(config) for config in configs])
 
 
-def test_rows_that_no_source_tried_are_answered() -> None:
+def test_rows_that_no_source_tried_are_answered():
     prior = TransferPrior(SPACE, [source_of(every=4)])
     assert time_us(SPACE.config(int(prior.best[0]))) <= 1.1 * 10.0
     assert len(set(prior.best[:50].tolist())) == 50
 
 
-def test_a_source_of_another_version_is_read_by_what_it_shares() -> None:
+def test_a_source_of_another_version_is_read_by_what_it_shares():
     older = make_space({"BM": (16, 32, 64, 128, 512), "BN": BN, "OLD": (1, 2)})
     prior = TransferPrior(SPACE, [source_of(lambda c: time_us({**c, "BK": 16, "VEC": 4}), 1, older)])
     best = SPACE.config(int(prior.best[0]))
@@ -74,12 +74,12 @@ def test_a_source_of_another_version_is_read_by_what_it_shares() -> None:
     "source",
     [Source("few", [SPACE.config(0)] * 3, [1.0] * 3), Source("strange", [{"X": n} for n in range(9)], [1.0] * 9)],
 )
-def test_what_says_nothing_is_left_out(source: Source) -> None:
+def test_what_says_nothing_is_left_out(source):
     assert not TransferPrior(SPACE, [source])
     assert TransferPrior(SPACE, [source, source_of()])
 
 
-def test_sources_count_by_how_well_they_predict() -> None:
+def test_sources_count_by_how_well_they_predict():
     prior = TransferPrior(SPACE, [source_of(contrary, 1), source_of(every=1)])
     tried = np.random.default_rng(0).choice(len(SPACE), 20, replace=False)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
@@ -87,7 +87,7 @@ def test_sources_count_by_how_well_they_predict() -> None:
     assert time_us(SPACE.config(int(np.argmax(expected)))) == 10.0
 
 
-def test_expected_losses_follow_what_was_found_here() -> None:
+def test_expected_losses_follow_what_was_found_here():
     prior = TransferPrior(SPACE, [source_of(every=1)])
     tried = np.arange(0, len(SPACE), 7)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
@@ -103,7 +103,7 @@ def times_with(source: Source, seed: int, trials: int) -> list[float]:
     return [trial.value for trial in study_of(sampler, trials, time_us).trials]
 
 
-def test_a_second_tuning_takes_a_handful_of_measurements() -> None:
+def test_a_second_tuning_takes_a_handful_of_measurements():
     elsewhere = source_of(lambda c: 3 * time_us(c, best=(128, 128)))
     assert max(min(times_with(elsewhere, seed, 12)) for seed in (0, 1)) == 10.0
 
@@ -117,19 +117,19 @@ def rows_of(search: Search, trials: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_source_that_misleads_costs_the_proposals_that_followed_it_only(seed: int) -> None:
+def test_a_source_that_misleads_costs_the_proposals_that_followed_it_only(seed):
     """The others are those of a search without it, in the same order."""
     rows, alone = rows_of(search_with(source_of(contrary), seed=seed), 30), rows_of(search_with(seed=seed), 30)
     assert all(row in rows for row in alone[: len(rows) - 2])
 
 
-def test_a_search_with_a_right_source_holds_the_one_without() -> None:
+def test_a_search_with_a_right_source_holds_the_one_without():
     """A row that both want is measured once, for both."""
     rows, alone = rows_of(search_with(source_of(every=1), seed=1), 40), rows_of(search_with(seed=1), 20)
     assert all(row in rows for row in alone)
 
 
-def test_a_source_that_misleads_is_dropped_and_named_and_a_right_one_beside_it_is_kept() -> None:
+def test_a_source_that_misleads_is_dropped_and_named_and_a_right_one_beside_it_is_kept():
     search = search_with(source_of(contrary))
     assert search.learnt_from == ("another",)
     advance(search, 4, trial_of)
@@ -168,32 +168,32 @@ LIKELY_US = np.sort(exact(TILES))[: max(8, int(0.03 * len(TILES)))].tolist()
 """Times of the rows that are spread first, ascending."""
 
 
-def test_the_first_rows_are_likely_ones_and_others_in_turn() -> None:
+def test_the_first_rows_are_likely_ones_and_others_in_turn():
     found = times_by(exact, 0, 6)
     assert found[0] == LIKELY_US[0]
     assert {found[2], found[4]} <= {*LIKELY_US}
     assert not {found[1], found[3], found[5]} & {*LIKELY_US}
 
 
-def test_half_of_the_rows_are_likely_ones_until_there_are_results() -> None:
+def test_half_of_the_rows_are_likely_ones_until_there_are_results():
     search = estimating(exact, 0)
     rows = [found[0] for _ in range(40) if (found := search.nominate()) is not None]
     fastest = set(np.argsort(exact(TILES), kind="stable")[:40].tolist())
     assert 18 <= len(fastest.intersection(rows)) <= 22
 
 
-def test_a_right_estimate_saves_trials() -> None:
+def test_a_right_estimate_saves_trials():
     right, none = ([min(times_by(of, seed, n)) for seed in range(3)] for of, n in ((exact, 3), (None, 10)))
     assert np.mean(right) < np.mean(none)
 
 
-def test_a_wrong_estimate_costs_little() -> None:
+def test_a_wrong_estimate_costs_little():
     least = float(exact(TILES).min())
     wrong, none = ([least / min(times_by(of, seed, 30)) for seed in range(4)] for of in (reverse, None))
     assert np.mean(wrong) > np.mean(none) - 0.02
 
 
-def test_an_estimate_that_says_nothing_changes_nothing_and_other_studies_take_the_place_of_one() -> None:
+def test_an_estimate_that_says_nothing_changes_nothing_and_other_studies_take_the_place_of_one():
     assert times_by(lambda space: None, 3, 15) == times_by(None, 3, 15)
     sources = [source_of(tile_time_us, space=TILES)]
     plain, both = (advance(estimating(of, 1, sources=sources), 15, tile_ok) for of in (None, reverse))
@@ -209,7 +209,7 @@ BEGINNINGS: dict[str, tuple[Callable[..., Search], TimeOf]] = {
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
-def test_a_resumed_search_and_a_killed_session_go_on_as_they_would_have(beginning: str) -> None:
+def test_a_resumed_search_and_a_killed_session_go_on_as_they_would_have(beginning):
     make, time_of = BEGINNINGS[beginning]
     check_resuming(lambda: make(seed=3, ahead=4), lambda c: ok(c, time_of(c)), 4, {7, 25})
 
@@ -219,7 +219,7 @@ def test_a_resumed_search_and_a_killed_session_go_on_as_they_would_have(beginnin
     check_ranked_resuming(ranked, lambda c: ok(c, time_of(c)), 40, (9, 30))
 
 
-def test_configurations_that_go_first_do_not_take_the_place_of_estimates() -> None:
+def test_configurations_that_go_first_do_not_take_the_place_of_estimates():
     first = [TILES.config(row) for row in np.argsort(-exact(TILES))[:2].tolist()]
     done = advance(estimating(exact, 0, first=first), 5, tile_ok)
     assert [trial.config for trial in done[:2]] == first
@@ -228,7 +228,7 @@ def test_configurations_that_go_first_do_not_take_the_place_of_estimates() -> No
 
 
 @pytest.mark.parametrize("sizes", ["1024x1024x1024", "128x4096x4096", "4096x4096x4096"])
-def test_ten_trials_reach_nine_tenths_of_a_recorded_optimum(sizes: str) -> None:
+def test_ten_trials_reach_nine_tenths_of_a_recorded_optimum(sizes):
     recording = read_recording(RECORDINGS / f"sgemm_2d-nvidia-h200-{sizes}-float32.npz")
     key, device, order = recording.header.key, recording.header.device, np.lexsort(recording.codes.T[::-1])
     assert device is not None
@@ -251,7 +251,7 @@ def test_ten_trials_reach_nine_tenths_of_a_recorded_optimum(sizes: str) -> None:
     assert np.mean(reached) > 0.9
 
 
-def test_of_a_very_large_space_a_sample_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_very_large_space_a_sample_is_estimated(monkeypatch):
     monkeypatch.setattr("autotile.search.transfer._MAX_ROWS", 20)
     counts = []
 

@@ -79,7 +79,7 @@ class ResultStore:
 
 
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_database(tmp_path_factory):
     """A database without results, to be copied: its tables take longer to make."""
     path = tmp_path_factory.mktemp("database") / "empty.db"
     Database.open(path).close()
@@ -87,30 +87,30 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(scale_toml: Path, empty_database: Path) -> ResultStore:
+def store(scale_toml, empty_database):
     return ResultStore(load_kernel(str(scale_toml)), scale_toml, empty_database)
 
 
 @pytest.fixture(scope="session")
-def torch() -> Any:
+def torch():
     return pytest.importorskip("torch")
 
 
 @pytest.fixture
-def live_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def live_gpu(monkeypatch):
     """A machine with an H200, as far as serving queries it; nothing can be launched."""
     monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
     monkeypatch.setattr(serving, "live_device", lambda _: structs.replace(device_profile("h200"), source="cuda"))
 
 
 @pytest.fixture
-def uncounted_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def uncounted_devices(monkeypatch):
     """The default dispatcher as it is before it has counted the CUDA devices."""
     monkeypatch.setattr(default_dispatcher, "_device_count", 0)
     monkeypatch.setattr(default_dispatcher, "only_device", None)
 
 
 @pytest.fixture
-def no_gpu(uncounted_devices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(uncounted_devices, monkeypatch):
     """A machine without a GPU."""
     monkeypatch.setattr(serving, "device_count", lambda: 0)

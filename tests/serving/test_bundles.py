@@ -43,7 +43,7 @@ _made: list[bytes] = []
 
 
 @pytest.fixture
-def bundle(store: Any, tmp_path: Path) -> Path:
+def bundle(store, tmp_path):
     """A bundle of two problems that were tuned on an H200."""
     store.put(4096, FAST)
     store.put(65536, SLOW, time_us=20.0)
@@ -103,7 +103,7 @@ def seal(members: dict[str, bytes]) -> None:
 
 
 class TestServing:
-    def test_as_from_the_database_and_what_it_does_not_hold_is_an_error(self, bundle: Path) -> None:
+    def test_as_from_the_database_and_what_it_does_not_hold_is_an_error(self, bundle):
         for n, tier, config in ((4096, "exact", FAST), (65536, "exact", SLOW), (128, "nearest", SLOW)):
             kernel = ask(bundle, n)
             assert (kernel.tier, list(kernel.config.items())) == (tier, list(config.items()))
@@ -114,7 +114,7 @@ class TestServing:
         with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
             get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
 
-    def test_without_compiler_database_and_template(self, bundle: Path, store: Any) -> None:
+    def test_without_compiler_database_and_template(self, bundle, store):
         """In a process that can import neither NVRTC nor SQLAlchemy, with the kernel's own files gone."""
         for path in store.path.parent.iterdir():
             path.unlink()
@@ -132,7 +132,7 @@ class TestServing:
         assert done.stdout == f"exact {FAST} True b'\\x7fELF'\n"
 
     @pytest.mark.parametrize("came_along", [False, True])
-    def test_by_a_familys_rule(self, store: Any, tmp_path: Path, monkeypatch: Any, came_along: bool) -> None:
+    def test_by_a_familys_rule(self, store, tmp_path, monkeypatch, came_along):
         """Its configurations are packed as well, and it chooses if nothing is exact; a user's rule or a shipped one."""
         key = store.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
@@ -155,7 +155,7 @@ class TestServing:
         assert (served[4000].config, served[8000].config) == (other, FAST)
 
     @pytest.mark.parametrize("of_dispatcher", [False, True])
-    def test_strict(self, bundle: Path, store: Any, of_dispatcher: bool) -> None:
+    def test_strict(self, bundle, store, of_dispatcher):
         """A dispatcher may serve from it; otherwise it is named in the call. A kernel is named by its file, too."""
         serve = Dispatcher(bundle=bundle).get_best_kernel if of_dispatcher else partial(get_best_kernel, bundle=bundle)
         assert serve(store.path, n=4096, device="h200", strict=True).kernel == "scale"
@@ -166,7 +166,7 @@ class TestServing:
             serve("scale", n=70000, device="h200", strict=True)
         assert caught.value.differences == (("sizes", "n=65536", "n=70000"),)
 
-    def test_members_are_read_when_they_are_needed(self, bundle: Path) -> None:
+    def test_members_are_read_when_they_are_needed(self, bundle):
         """A damaged cubin is detected when it would be served, before any launch, and does not affect the others."""
         needed = ask(bundle, 4096)
         kernel = Bundle(bundle).kernel("scale")
@@ -187,17 +187,17 @@ class TestArchitectures:
             ("sm_87", "8.9", False), ("sm_87", "8.7", True),
         ],
     )  # fmt: skip
-    def test_which_cubins_run_where(self, target: str, capability: str, runs: bool) -> None:
+    def test_which_cubins_run_where(self, target, capability, runs):
         assert runs_on(target, capability) is runs
 
-    def test_for_another_one_it_is_refused_with_the_way_out(self, bundle: Path) -> None:
+    def test_for_another_one_it_is_refused_with_the_way_out(self, bundle):
         with pytest.raises(
             BundleError, match=r"scale for sm_90, which does not run on NVIDIA A100.*--arch sm_80"
         ) as caught:
             ask(bundle, 4096, device="a100")
         assert "from the database and the compiler of this machine" in str(caught.value)
 
-    def test_several(self, store: Any, tmp_path: Path) -> None:
+    def test_several(self, store, tmp_path):
         store.put(4096, FAST)
         path = tmp_path / "both.autotile"
         with pytest.raises(InputError, match="'sm_9' is no architecture"):
@@ -213,7 +213,7 @@ class TestArchitectures:
         exchange.bundle(store.path, output=tmp_path / "of both")
         assert ask(tmp_path / "of both", 4096, device="a100").tier == "exact"
 
-    def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, store: Any, tmp_path: Path) -> None:
+    def test_what_is_not_tuned_can_be_bundled_for_a_named_one(self, store, tmp_path):
         for put in (lambda: None, lambda: store.put(4096, FAST, template_hash="0" * 64)):  # of another version
             put()
             with pytest.raises(InputError, match=r"nothing is tuned of scale.*--arch"):
@@ -223,9 +223,7 @@ class TestArchitectures:
 
 
 class TestMaking:
-    def test_equal_contents_make_equal_files_and_one_may_be_alone(
-        self, bundle: Path, store: Any, tmp_path: Path
-    ) -> None:
+    def test_equal_contents_make_equal_files_and_one_may_be_alone(self, bundle, store, tmp_path):
         for name in ("first", "again"):
             exchange.bundle(store.path, output=tmp_path / name)
         assert (tmp_path / "again").read_bytes() == (tmp_path / "first").read_bytes()
@@ -236,7 +234,7 @@ class TestMaking:
         assert [dict(w.key.sizes) for w in held.winners] == [{"n": 65536}]
         assert {json.dumps(c.config) for c in held.cubins} == {json.dumps(SLOW), '{"THREADS": 128, "WORK": 1}'}
 
-    def test_words(self) -> None:
+    def test_words(self):
         found = read_selections(["a", "M=1", "N=2", "b", "a", "M=3"])
         assert found == [("a", {"M": 1, "N": 2}), ("b", None), ("a", {"M": 3})]
         with pytest.raises(InputError, match="stands before any kernel"):
@@ -246,7 +244,7 @@ class TestMaking:
 class TestRefusals:
     """Nothing is served from a bundle that was changed, and every refusal is a `BundleError`."""
 
-    def test_missing_folder_and_other_files(self, tmp_path: Path) -> None:
+    def test_missing_folder_and_other_files(self, tmp_path):
         for path in (tmp_path / "nothing", tmp_path):
             with pytest.raises(BundleError, match="cannot read the bundle"):
                 ask(path, 4096)
@@ -254,7 +252,7 @@ class TestRefusals:
         with pytest.raises(BundleError, match="damaged, changed or not a bundle"):
             ask(tmp_path / "text", 4096)
 
-    def test_truncated_or_a_changed_byte_anywhere(self, bundle: Path) -> None:
+    def test_truncated_or_a_changed_byte_anywhere(self, bundle):
         """Every member is checked; a change in the structure of the archive may be harmless."""
         whole = bundle.read_bytes()
         kernel = ask(bundle, 4096)
@@ -292,7 +290,7 @@ class TestRefusals:
             ),
         ],
     )
-    def test_a_changed_member(self, bundle: Path, change: Change, said: str) -> None:
+    def test_a_changed_member(self, bundle, change, said):
         rewrite(bundle, change)
         with pytest.raises(BundleError, match=said):
             ask(bundle, 4096)
@@ -301,7 +299,7 @@ class TestRefusals:
         ("entry", "value"),
         [("cubins", [{"target": "sm_90"}]), ("winners", [{}]), ("source_hash", None), ("cubins", 3), ("winners", None)],
     )
-    def test_a_document_that_lacks_something_under_a_right_hash(self, bundle: Path, entry: str, value: object) -> None:
+    def test_a_document_that_lacks_something_under_a_right_hash(self, bundle, entry, value):
         def change(members: dict[str, bytes]) -> None:
             new = {} if value is None else {entry: value}
             edit(members, "kernels/scale.json", lambda found: (found.pop(entry), found.update(new)))
@@ -321,7 +319,7 @@ class TestOperations:
         serving.forget_served()
         return get_best_kernel("matmul", bundle=bundle, **{**self.SIZES, "dtype": "float32", "device": "h200", **named})
 
-    def test_it_serves_what_the_model_expects_among_what_it_holds(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_it_serves_what_the_model_expects_among_what_it_holds(self, tmp_path, monkeypatch):
         device = device_profile("h200")
         whole = shipped_file.shipped_model("matmul", "float32", device)
         own = (one for one in whole.candidates if one.kernel == "sgemm")
@@ -352,7 +350,7 @@ class TestOperations:
         with pytest.raises(InputError, match=r"no kernel computes .* compiled for float32 TRANS_A=0"):
             self.ask(path, TRANS_A=1, library=False)
 
-    def test_an_operation_is_bundled_whole_and_needs_a_model(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_an_operation_is_bundled_whole_and_needs_a_model(self, tmp_path, monkeypatch):
         with pytest.raises(InputError, match="for all sizes"):
             exchange.export("matmul", {"M": 64}, output=tmp_path / "m", format="bundle")
         monkeypatch.setattr(bundles, "shipped_models", lambda operation, dtype: [])
@@ -361,9 +359,7 @@ class TestOperations:
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-def test_a_bundle_of_the_setting_takes_the_place_of_the_compiler(
-    bundle: Path, store: Any, is_changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_of_the_setting_takes_the_place_of_the_compiler(bundle, store, is_changed, tmp_path, monkeypatch):
     if is_changed:  # another version of the kernel, which compiles to other code
         store.path.write_text(store.path.read_text() + "# changed\n")
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))

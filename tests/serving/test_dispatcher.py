@@ -45,7 +45,7 @@ def misses() -> list[tuple[int, str, str, int]]:
 
 class TestLookUp:
     @pytest.mark.usefixtures("uncounted_devices")
-    def test_the_only_device_is_the_same_named_or_not(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_only_device_is_the_same_named_or_not(self, store, monkeypatch):
         """Also in the first call of a process, which counts the devices."""
         monkeypatch.setattr(serving, "device_count", lambda: 1)
         runtime = SimpleNamespace(getDevice=lambda: 0)
@@ -56,7 +56,7 @@ class TestLookUp:
         assert len(set(map(id, kernels))) == 1
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_dispatchers_share_nothing(self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_dispatchers_share_nothing(self, store, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setenv("AUTOTILE_DB", str(tmp_path / "team.db"))
             store.put(4096, BEST)
@@ -71,9 +71,7 @@ class TestLookUp:
         assert get_best_kernel(store.path, n=4096) is kernels[0]
         assert own.get_best_kernel(store.path, n=4096) is not own_kernels[0]
 
-    def test_a_second_call_reads_nothing_and_kernel_and_database_may_be_paths(
-        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_second_call_reads_nothing_and_kernel_and_database_may_be_paths(self, store, tmp_path, monkeypatch):
         store.put(4096, BEST)
         database = Path(read_settings().database)
         kernels = [
@@ -91,7 +89,7 @@ class TestLookUp:
         assert get_best_kernel(store.path, n=4096, device="h200", database=database, strict=True) is kernels[1]
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_threads_that_ask_together_are_served_the_same(self, store: Any) -> None:
+    def test_threads_that_ask_together_are_served_the_same(self, store):
         store.put(8192, BEST)
         barrier = threading.Barrier(8)
 
@@ -128,14 +126,14 @@ class TestInput:
             ),
         ],
     )
-    def test_bad_requests(self, store: Any, asked: dict[str, Any], said: str) -> None:
+    def test_bad_requests(self, store, asked, said):
         get_best_kernel(store.path, n=4096, device="h200")
         with pytest.raises(InputError, match=said):
             get_best_kernel(**{"name": str(store.path), "device": "h200", **asked})
 
 
 class TestDevices:
-    def test_any_spelling_of_a_profile_and_a_device_that_only_the_database_knows(self, store: Any) -> None:
+    def test_any_spelling_of_a_profile_and_a_device_that_only_the_database_knows(self, store):
         store.put(4096, BEST)
         for name in ("h200", "H200", "NVIDIA H200", "nvidia h200"):
             assert store.ask(4096, device=name).tier == "exact"
@@ -145,7 +143,7 @@ class TestDevices:
         assert (kernel.tier, kernel.device) == ("exact", device)
 
     @pytest.mark.usefixtures("no_gpu")
-    def test_without_a_gpu_the_one_that_was_tuned_last(self, store: Any) -> None:
+    def test_without_a_gpu_the_one_that_was_tuned_last(self, store):
         assert store.ask(4096, device=None).device.name == "NVIDIA H200"
         store.put(4096, BEST, device=structs.replace(device_profile("rtx-4090"), source="cuda"))
         kernel = store.ask(4096, device=None)
@@ -154,7 +152,7 @@ class TestDevices:
     @pytest.mark.usefixtures("no_gpu")
     @pytest.mark.parametrize("device", [None, "h200"])
     @pytest.mark.parametrize("source", ["cuda", "replayed"])
-    def test_it_cannot_be_launched_there(self, store: Any, device: str | None, source: Any) -> None:
+    def test_it_cannot_be_launched_there(self, store, device, source):
         """Not even if the result was measured on a real device of another machine."""
         store.put(4096, BEST, device=structs.replace(device_profile("h200"), source=source))
         kernel = store.ask(4096, device=device)
@@ -165,7 +163,7 @@ class TestDevices:
 class TestDatabases:
     """Serving never fails because of a database."""
 
-    def test_missing_or_a_folder(self, store: Any, tmp_path: Path) -> None:
+    def test_missing_or_a_folder(self, store, tmp_path):
         for database in (str(tmp_path / "nowhere" / "tuning.db"), None, "mysql://host/name"):
             assert store.ask(4096, database=database).tier == "default"
         assert not (tmp_path / "nowhere").exists()
@@ -174,7 +172,7 @@ class TestDatabases:
         assert served.tier == "default"
         assert f"Your own results could not be read: {tmp_path} is a folder" in served.explain()
 
-    def test_no_database_and_one_that_is_damaged_behind_its_first_pages(self, store: Any, tmp_path: Path) -> None:
+    def test_no_database_and_one_that_is_damaged_behind_its_first_pages(self, store, tmp_path):
         store.put(4096, BEST)
         path = Path(read_settings().database)
         with Database.open(path) as database:  # everything in the one file
@@ -190,7 +188,7 @@ class TestDatabases:
             assert path.read_bytes() == content
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_an_exact_result_is_read_without_the_others(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_exact_result_is_read_without_the_others(self, store, monkeypatch):
         store.put(4096, BEST)
         with monkeypatch.context() as patch:
             patch.delattr("autotile.serving.selection.WINNERS")
@@ -198,7 +196,7 @@ class TestDatabases:
         assert store.ask(8192, device=None).tier == "nearest"
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_one_that_cannot_be_read_or_written(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_that_cannot_be_read_or_written(self, store, monkeypatch):
         def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("the disk refused")
 
@@ -214,7 +212,7 @@ class TestDatabases:
 class TestStrict:
     """Strict serving raises instead of serving a fallback, with the fields of the key that differ."""
 
-    def test_what_is_not_tuned_or_cannot_run_here_is_refused(self, store: Any) -> None:
+    def test_what_is_not_tuned_or_cannot_run_here_is_refused(self, store):
         for said in ("nothing is tuned for scale; run `autotile tune`", "breaks a rule or a limit here"):
             store.ask(64)  # also where it was served before
             with pytest.raises(NotTunedError, match=said) as caught:
@@ -234,7 +232,7 @@ class TestStrict:
             ({"n": 4096, "device": device_profile("a100")}, GPU_FIELDS),
         ],
     )
-    def test_every_field_that_differs_is_named(self, store: Any, changes: dict[str, Any], fields: set[str]) -> None:
+    def test_every_field_that_differs_is_named(self, store, changes, fields):
         store.put(config=BEST, **changes)
         if not fields:
             assert store.ask(4096, strict=True).tier == "exact"
@@ -245,14 +243,14 @@ class TestStrict:
         assert all(name in str(caught.value) for name in fields)
 
     @pytest.mark.usefixtures("no_gpu")
-    def test_an_imported_result_does_not_choose_the_gpu(self, store: Any) -> None:
+    def test_an_imported_result_does_not_choose_the_gpu(self, store):
         store.put(4096, BEST, device=structs.replace(device_profile("h200"), source="replayed"))
         store.put(7, BEST, template_hash="", space_hash="")
         assert store.ask(4096, device=None, strict=True).tier == "exact"
 
 
 class TestAge:
-    def test_another_driver_is_told_and_served(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_driver_is_told_and_served(self, store, monkeypatch):
         monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
         now = structs.replace(device_profile("h200"), source="cuda", driver="13.0")
         monkeypatch.setattr(serving, "live_device", lambda _: now)
@@ -269,14 +267,14 @@ class TestAge:
 @pytest.mark.usefixtures("live_gpu")
 class TestMisses:
     @pytest.mark.parametrize("device", [None, 0])
-    def test_what_is_not_exact_is_counted_once_a_process(self, store: Any, device: int | None) -> None:
+    def test_what_is_not_exact_is_counted_once_a_process(self, store, device):
         store.put(4096, BEST)
         store.ask(8192, device)
         get_best_kernel(str(store.path), n=8192, device=device)
         store.ask(500, device)
         assert sorted(misses()) == [(500, "NVIDIA H200", "default", 1), (8192, "NVIDIA H200", "nearest", 1)]
 
-    def test_what_is_exact_or_only_looked_at_is_not(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_exact_or_only_looked_at_is_not(self, store, monkeypatch):
         store.put(4096, BEST)
         assert store.ask(4096, device=None).tier == "exact"
         assert store.ask(8192, device="h200").tier == "nearest"
@@ -290,7 +288,7 @@ class TestMisses:
 
 
 class TestDocument:
-    def test_of_an_exact_hit(self, store: Any) -> None:
+    def test_of_an_exact_hit(self, store):
         store.put(4096, BEST)
         kernel = store.ask(4096)
         assert repr(kernel) == "<BoundKernel scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4>"
@@ -327,7 +325,7 @@ class TestDocument:
             "explain": kernel.explain(),
         }
 
-    def test_of_a_fallback_whose_resources_are_unknown_without_a_compiler(self, store: Any, monkeypatch: Any) -> None:
+    def test_of_a_fallback_whose_resources_are_unknown_without_a_compiler(self, store, monkeypatch):
         def missing(*_: Any) -> None:
             raise ToolchainError("no NVRTC")
 
@@ -341,7 +339,7 @@ class TestDocument:
         store.put(4096, BEST)
         assert store.ask(8192).to_json()["differences"] == [["sizes", "n=4096", "n=8192"]]
 
-    def test_resources_of_another_gpu_are_not_passed_off(self, store: Any) -> None:
+    def test_resources_of_another_gpu_are_not_passed_off(self, store):
         """The number of registers depends on the compiler target."""
         a100 = structs.replace(device_profile("a100"), source="cuda")
         store.put(4096, BEST, device=a100, resources=Resources(99, 0, 0, 0, 0))
@@ -351,7 +349,7 @@ class TestDocument:
         assert kernel.occupancy.blocks_per_sm == 8
 
 
-def test_a_size_that_its_scalar_cannot_hold(store: Any) -> None:
+def test_a_size_that_its_scalar_cannot_hold(store):
     text = store.path.read_text().replace('n = { scalar = "int32"', 'n = { scalar = "int16"')
     store.path.write_text(text)
     assert store.ask(32767).tier == "default"
@@ -367,7 +365,7 @@ def run_python(code: str, *words: str, folder: Path | None = None, **environment
 
 
 @pytest.fixture
-def folders(scale_toml: Path, tmp_path: Path) -> list[Path]:
+def folders(scale_toml, tmp_path):
     """Two folders with kernels of the same file name, whose defaults differ."""
     made = []
     for name, work in (("first", 1), ("second", 2)):
@@ -380,7 +378,7 @@ def folders(scale_toml: Path, tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def in_second(store: Any, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def in_second(store, folders, monkeypatch):
     """The folders; the working directory is the second, with a database ``mine.db`` of an exact result."""
     store.put(4096, BEST)
     shutil.copy(read_settings().database, folders[1] / "mine.db")
@@ -390,7 +388,7 @@ def in_second(store: Any, folders: list[Path], monkeypatch: pytest.MonkeyPatch) 
 
 class TestWorkingDirectory:
     @pytest.mark.parametrize("name", ["./scale.toml", "scale.toml", Path("scale.toml")])
-    def test_a_relative_path_is_that_of_the_call(self, folders: list[Path], monkeypatch: Any, name: str | Path) -> None:
+    def test_a_relative_path_is_that_of_the_call(self, folders, monkeypatch, name):
         for _ in range(2):
             for folder, work in zip(folders, (1, 2), strict=True):
                 monkeypatch.chdir(folder)
@@ -400,14 +398,14 @@ class TestWorkingDirectory:
                 assert kernel.definition.template_path == folder / "scale.cu"
 
     @pytest.mark.parametrize("form", [str, Path, "sqlite:///{}".format])
-    def test_a_relative_database(self, store: Any, in_second: list[Path], monkeypatch: Any, form: Any) -> None:
+    def test_a_relative_database(self, store, in_second, monkeypatch, form):
         dispatcher = Dispatcher(database=form("mine.db"))
         for folder, tier in zip(in_second, ("default", "exact"), strict=True):
             monkeypatch.chdir(folder)
             assert get_best_kernel(store.path, n=4096, device="h200", database=form("mine.db")).tier == tier
             assert dispatcher.get_best_kernel(store.path, n=4096, device="h200").tier == "exact"
 
-    def test_an_open_database(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_open_database(self, tmp_path, monkeypatch):
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path)
         with Database.open("here.db") as database:
@@ -417,7 +415,7 @@ class TestWorkingDirectory:
             database.check_in_place()
         assert not list((tmp_path / "elsewhere").iterdir())
 
-    def test_settings_are_below_the_folder_of_the_first_use(self, folders: list[Path], tmp_path: Path) -> None:
+    def test_settings_are_below_the_folder_of_the_first_use(self, folders, tmp_path):
         code = (
             "import os, autotile\n"
             "from autotile.settings import read_settings\n"
@@ -430,7 +428,7 @@ class TestWorkingDirectory:
         place = folders[1]
         assert run_python(code, folder=place, **relative) == [f"{place}/own.db {place}/cubins {place}", "2"]
 
-    def test_a_deleted_one_concerns_relative_paths_only(self, store: Any, tmp_path: Path) -> None:
+    def test_a_deleted_one_concerns_relative_paths_only(self, store, tmp_path):
         (tmp_path / "gone").mkdir()
         code = (
             "import os, sys\n"
@@ -456,7 +454,7 @@ class TestKindsOfValues:
         "size",
         [4096.0, 4096 + 0j, *(kind(4096) for kind in (int, np.int32, np.float32, np.array, Decimal, Fraction))],
     )
-    def test_whole_numbers_of_every_kind_are_one_size(self, store: Any, size: Any) -> None:
+    def test_whole_numbers_of_every_kind_are_one_size(self, store, size):
         default_dispatcher.clear()
         kernel = get_best_kernel(store.path, n=size, device="h200")
         assert kernel.problem.sizes == {"n": 4096}
@@ -465,7 +463,7 @@ class TestKindsOfValues:
             assert kernel is get_best_kernel(store.path, n=again, device="h200")
 
     @pytest.mark.parametrize("dtype", ["float32", np.dtype("float32"), np.float32, "f4", "<f4", "single", "torch"])
-    def test_what_numpy_takes_for_a_dtype_and_one_of_torch(self, store: Any, dtype: Any) -> None:
+    def test_what_numpy_takes_for_a_dtype_and_one_of_torch(self, store, dtype):
         dtype = pytest.importorskip("torch").float32 if dtype == "torch" else dtype
         kernel = get_best_kernel(store.path, n=4096, dtype=dtype, device="h200")
         assert kernel.problem.dtype == "float32"
@@ -473,7 +471,7 @@ class TestKindsOfValues:
 
 
 class TestMemory:
-    def test_the_cache_is_bounded_and_keeps_what_is_used(self) -> None:
+    def test_the_cache_is_bounded_and_keeps_what_is_used(self):
         cache: RecentCache[int, list[int]] = RecentCache(100)
         used = cache.keep(-1, [-1])
         for number in range(1000):
@@ -487,7 +485,7 @@ class TestMemory:
         assert cache.recall(999) is None
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_the_counter_of_misses_is_bounded(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_counter_of_misses_is_bounded(self, store, monkeypatch):
         monkeypatch.setattr(miss_counter, "_MAX_WATCHED", 8)
         store.put(2048, BEST)
         kernels = [get_best_kernel(store.path, n=n) for n in range(4096, 4126)]
@@ -503,9 +501,7 @@ def _describe(kernel: BoundKernel) -> tuple[str, str, dict[str, Any]]:
 
 
 class TestPickling:
-    def test_the_same_process_gets_the_same_kernel_and_a_relative_request_is_resolved(
-        self, in_second: list[Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_same_process_gets_the_same_kernel_and_a_relative_request_is_resolved(self, in_second, monkeypatch):
         kernel = get_best_kernel("./scale.toml", n=4096, device="h200", database="mine.db")
         pickled = pickle.dumps(kernel)
         assert pickle.loads(pickled) is kernel
@@ -515,13 +511,13 @@ class TestPickling:
         kernel = pickle.loads(pickled)
         assert (kernel.tier, kernel.definition.template_path) == ("exact", in_second[1] / "scale.cu")
 
-    def test_another_process_serves_it_anew(self, store: Any) -> None:
+    def test_another_process_serves_it_anew(self, store):
         store.put(4096, BEST)
         kernel = get_best_kernel(store.path, n=4096, device="h200", dtype=np.float32)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             assert pool.apply(_describe, (kernel,)) == _describe(kernel)
 
-    def test_the_database_of_a_dispatcher_goes_along(self, store: Any, tmp_path: Path) -> None:
+    def test_the_database_of_a_dispatcher_goes_along(self, store, tmp_path):
         store.put(4096, BEST)
         os.rename(read_settings().database, tmp_path / "team.db")  # noqa: PTH104
         kernel = Dispatcher(database=tmp_path / "team.db").get_best_kernel(store.path, n=4096, device="h200")
@@ -546,7 +542,7 @@ def modules(path: Path, tier: str) -> set[str]:
 
 
 class TestFirstLookUp:
-    def test_a_result_of_the_problem_needs_few_modules(self, store: Any) -> None:
+    def test_a_result_of_the_problem_needs_few_modules(self, store):
         store.put(4096, BEST)
         found = modules(store.path, "exact")
         assert {"autotile.serving.bound", "autotile.serving.selection", "autotile.database.keys"} <= found

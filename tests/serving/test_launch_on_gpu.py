@@ -1,8 +1,6 @@
 """Launches of served kernels on a device: arrays of every library, scalars, streams, errors, and the fast path."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import cupy as cp
@@ -16,7 +14,6 @@ from autotile.core.model import Outcome
 from autotile.cuda import function as launch_graph
 from autotile.cuda.driver import live_device
 from autotile.errors import ArgumentError
-from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
 from autotile.tuning.options import TuneOptions
 
@@ -102,17 +99,17 @@ def as_tensor(array: Any) -> Any:
 
 
 @pytest.fixture
-def blend_toml(tmp_path: Path) -> Path:
+def blend_toml(tmp_path):
     return write_kernel(tmp_path, TEMPLATE, SPACE)
 
 
 @pytest.fixture
-def blend(blend_toml: Path) -> BoundKernel:
+def blend(blend_toml):
     return get_best_kernel(str(blend_toml), R=ROWS, C=COLUMNS)
 
 
 @pytest.fixture
-def arrays() -> tuple[Any, Any, Any]:
+def arrays():
     """New arrays x and total, and a poisoned out."""
     generator = np.random.default_rng(0)
     x, total = (cp.asarray(generator.standard_normal((ROWS, COLUMNS)).astype(np.float32)) for _ in range(2))
@@ -128,7 +125,7 @@ class TestArrays:
     @pytest.mark.parametrize(
         "wrap", [lambda array: array, ByInterface, ByDLPack, as_tensor], ids=["cupy", "interface", "dlpack", "torch"]
     )
-    def test_arrays_of_cupy_and_others(self, blend: BoundKernel, arrays: Any, wrap: Callable[[Any], Any]) -> None:
+    def test_arrays_of_cupy_and_others(self, blend, arrays, wrap):
         x, total, out = arrays
         before = host(total)
         given = [wrap(array) for array in (x, total, out)]
@@ -138,7 +135,7 @@ class TestArrays:
         np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)  # written in place, not into a copy
         np.testing.assert_allclose(host(total), before + host(x), rtol=1e-6, atol=1e-6)
 
-    def test_outputs_left_out(self, blend: BoundKernel, arrays: Any) -> None:
+    def test_outputs_left_out(self, blend, arrays):
         assert (blend.device, blend.tier, blend.occupancy is None) == (live_device(), "default", False)
         x, total, _ = arrays
         updated, out = blend(x, total)
@@ -149,7 +146,7 @@ class TestArrays:
         np.testing.assert_array_equal(host(total), host(x))
         np.testing.assert_allclose(host(out), 1.5 * host(x), rtol=1e-6)
 
-    def test_jax(self, blend: BoundKernel) -> None:
+    def test_jax(self, blend):
         jax = pytest.importorskip("jax")
         x = jax.numpy.asarray(np.random.default_rng(0).standard_normal((ROWS, COLUMNS)), dtype="float32")
         if next(iter(x.devices())).platform != "gpu":
@@ -158,7 +155,7 @@ class TestArrays:
         np.testing.assert_allclose(host(out), 1.5 * np.asarray(x, dtype=np.float64), rtol=1e-6)
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-    def test_every_dtype_with_a_scalar_of_that_dtype(self, blend_toml: Path, dtype: str) -> None:
+    def test_every_dtype_with_a_scalar_of_that_dtype(self, blend_toml, dtype):
         kernel = get_best_kernel(str(blend_toml), dtype=dtype, R=ROWS, C=COLUMNS)
         element = DTYPES[dtype]
         x = element.encode(np.random.default_rng(1).standard_normal((ROWS, COLUMNS)))
@@ -170,7 +167,7 @@ class TestArrays:
 
 @pytest.mark.gpu
 class TestSharedMemory:
-    def test_more_than_48_kib_is_verified_and_launched(self, tmp_path: Path) -> None:
+    def test_more_than_48_kib_is_verified_and_launched(self, tmp_path):
         """All tiles that fit on the device, also if only static and dynamic memory together exceed 48 KiB."""
         toml = write_kernel(tmp_path, STAGE_TEMPLATE, STAGE_SPACE)
         options = TuneOptions(sampler="brute-force", discard=False, finals=0)
@@ -217,7 +214,7 @@ factor = { scalar = "dtype", value = 2.0, check = -0.5 }
 
 
 @pytest.fixture
-def tally(tmp_path: Path) -> BoundKernel:
+def tally(tmp_path):
     forget_served()
     return get_best_kernel(write_kernel(tmp_path, TALLY_TEMPLATE, TALLY_SPACE), N=N)
 
@@ -228,7 +225,7 @@ def _random(seed: int) -> Any:
 
 @pytest.mark.gpu
 class TestQuickCalls:
-    def test_outputs_left_out_are_new_ones_of_the_callers_library(self, tally: BoundKernel, torch: Any) -> None:
+    def test_outputs_left_out_are_new_ones_of_the_callers_library(self, tally, torch):
         x = _random(0)
         tensor = torch.as_tensor(x, device="cuda")
         for array, kind in ((x, cp.ndarray), (tensor, torch.Tensor), (torch.nn.Parameter(tensor), torch.Tensor)):
@@ -238,7 +235,7 @@ class TestQuickCalls:
                 torch.cuda.synchronize()
                 np.testing.assert_array_equal(cp.asarray(y).get(), 2 * x.get())
 
-    def test_threads_and_streams_do_not_meet(self, tally: BoundKernel) -> None:
+    def test_threads_and_streams_do_not_meet(self, tally):
         """Whether they call with the default of a scalar, or with one of their own."""
 
         def work(seed: int) -> bool:
@@ -256,7 +253,7 @@ class TestQuickCalls:
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(work, range(16)))
 
-    def test_tensors_on_pytorchs_current_stream(self, tally: BoundKernel, torch: Any) -> None:
+    def test_tensors_on_pytorchs_current_stream(self, tally, torch):
         x = torch.randn(N, device="cuda")
         y = torch.zeros_like(x)
         for stream in (torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()):
@@ -271,7 +268,7 @@ class TestQuickCalls:
             assert torch.equal(y, torch.full_like(y, 6.0))
 
     @pytest.mark.parametrize("warm", [False, True])
-    def test_captured_by_cupy(self, tally: BoundKernel, warm: bool) -> None:
+    def test_captured_by_cupy(self, tally, warm):
         """Also in the first call, which loads the kernel and allocates its workspaces."""
         x, y = _random(0), cp.zeros(N, np.float32)
         if warm:
@@ -289,7 +286,7 @@ class TestQuickCalls:
         stream.synchronize()
         np.testing.assert_array_equal(x.get(), 16 * before)
 
-    def test_captured_by_pytorch(self, tally: BoundKernel, torch: Any) -> None:
+    def test_captured_by_pytorch(self, tally, torch):
         x, y = torch.randn(N, device="cuda"), torch.zeros(N, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -300,7 +297,7 @@ class TestQuickCalls:
         torch.cuda.synchronize()
         assert torch.equal(x, 4 * before)
 
-    def test_a_stream_is_ready_though_its_first_launch_was_captured(self, tally: BoundKernel) -> None:
+    def test_a_stream_is_ready_though_its_first_launch_was_captured(self, tally):
         """The kernel's counter must be zero before a graph is launched that was captured first."""
         x, y, counted = _random(0), cp.zeros(N, np.float32), []
         rubbish = [cp.full(1 << 16, 0xFF, np.uint8) for _ in range(8)]
@@ -320,7 +317,7 @@ class TestQuickCalls:
         assert counted == [0, 0, 0]
         np.testing.assert_array_equal(y.get(), 2 * x.get())
 
-    def test_any_librarys_stream_can_be_named(self, tally: BoundKernel, torch: Any) -> None:
+    def test_any_librarys_stream_can_be_named(self, tally, torch):
         x = torch.randn(N, device="cuda")
         torch.cuda.synchronize()
         for stream in (torch.cuda.Stream(), cp.cuda.Stream(non_blocking=True), cp.cuda.Stream.null):
@@ -330,7 +327,7 @@ class TestQuickCalls:
         with pytest.raises(ArgumentError, match="stream is of type int"):
             tally(x, stream=7)
 
-    def test_threads_that_make_no_other_call_of_cuda(self, tally: BoundKernel) -> None:
+    def test_threads_that_make_no_other_call_of_cuda(self, tally):
         x, y = _random(0), cp.zeros(N, np.float32)
         launch = tally.bind(x, y)
         for call in (lambda: tally(x, y), launch):
@@ -342,7 +339,7 @@ class TestQuickCalls:
                 cp.cuda.Device().synchronize()
                 np.testing.assert_array_equal(y.get(), 2 * x.get())
 
-    def test_on_a_device_that_is_not_the_current_one(self, tally: BoundKernel) -> None:
+    def test_on_a_device_that_is_not_the_current_one(self, tally):
         if cp.cuda.runtime.getDeviceCount() < 2:
             pytest.skip("there is one device")
         kernel = get_best_kernel(str(tally.definition.spec.source), N=N, device=1)
@@ -358,9 +355,7 @@ class TestQuickCalls:
         np.testing.assert_array_equal(y.get(), 2 * x.get())
 
     @pytest.mark.parametrize(("on_null", "graphs"), [(True, "on"), (False, "on"), (True, "off")])
-    def test_launches_that_became_graphs(
-        self, tally: BoundKernel, monkeypatch: pytest.MonkeyPatch, on_null: bool, graphs: str
-    ) -> None:
+    def test_launches_that_became_graphs(self, tally, monkeypatch, on_null, graphs):
         """They read the current content of the arrays, also if they are captured into another graph."""
         monkeypatch.setenv("AUTOTILE_GRAPHS", graphs)
         stream = cp.cuda.Stream.null if on_null else cp.cuda.Stream(non_blocking=True)
@@ -389,7 +384,7 @@ class TestQuickCalls:
                 graph.launch(stream)
                 cp.testing.assert_array_equal(z, 4 * x)
 
-    def test_launches_let_go_of_while_a_stream_is_captured(self, tally: BoundKernel) -> None:
+    def test_launches_let_go_of_while_a_stream_is_captured(self, tally):
         """By the capturing thread or another one, in the strictest capture mode; the capture stays valid."""
         pairs = [(_random(seed), cp.zeros(N, np.float32)) for seed in range(4)]
         with cp.cuda.Stream(non_blocking=True) as stream:
@@ -409,7 +404,7 @@ class TestQuickCalls:
         assert not graphs
 
     @pytest.mark.parametrize("priority", [0, -1, -5])
-    def test_graphs_keep_the_priority(self, tally: BoundKernel, monkeypatch: pytest.MonkeyPatch, priority: int) -> None:
+    def test_graphs_keep_the_priority(self, tally, monkeypatch, priority):
         made: list[Any] = []
         capture = launch_graph._captured
 
@@ -427,7 +422,7 @@ class TestQuickCalls:
         verbose = 1  # cudaGraphDebugDotFlagsVerbose, driver_types.h
         assert f"{{priority | {priority}}}" in graph.debug_dot_str(verbose)
 
-    def test_threads_with_graphs_of_their_own(self, tally: BoundKernel) -> None:
+    def test_threads_with_graphs_of_their_own(self, tally):
         arrays = [(_random(seed), cp.zeros(N, np.float32)) for seed in range(8)]
         launches = [tally.bind(x, y) for x, y in arrays]
         cp.cuda.Device().synchronize()

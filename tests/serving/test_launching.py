@@ -3,7 +3,7 @@
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import count
@@ -98,7 +98,7 @@ class Cuda:
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def graphs(monkeypatch):
     """Counts the graphs that are asked for and made, which are numbered from 1; none is made if it ``refuses``."""
     counts = SimpleNamespace(asked=0, made=0, refuses=False)
 
@@ -112,7 +112,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def calls(graphs, monkeypatch):
     cuda = Cuda()
 
     class Block(ParameterBlock):
@@ -140,14 +140,14 @@ def calls(graphs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 @pytest.fixture
-def kernel(store: Any, live_gpu: None, calls: Cuda, monkeypatch: pytest.MonkeyPatch) -> BoundKernel:
+def kernel(store, live_gpu, calls, monkeypatch):
     store.put(N, CONFIG)
     kernel: BoundKernel = store.ask(N, device=None)
     return kernel
 
 
 @pytest.fixture
-def launcher_of(kernel: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> Callable[..., KernelLauncher]:
+def launcher_of(kernel, monkeypatch):
     """Return a function that loads the kernel on a device."""
 
     def load(index: int = 0, *, with_graphs: bool = True) -> KernelLauncher:
@@ -158,7 +158,7 @@ def launcher_of(kernel: BoundKernel, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 @pytest.fixture
-def state() -> StreamState:
+def state():
     block = ParameterBlock([np.uint64(1)])
     return StreamState(lambda *_: None, block, ParameterLayout((0,), (), ()), None)
 
@@ -171,7 +171,7 @@ def keep(state: StreamState, pointers: Iterable[int], rounds: int = 1) -> None:
 
 
 class TestLaunches:
-    def test_tensor_maps_follow_the_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tensor_maps_follow_the_addresses(self, monkeypatch):
         made: list[int] = []
 
         def encode(tensor_map: TensorMap, pointer: int) -> np.ndarray[Any, Any]:
@@ -195,7 +195,7 @@ class TestLaunches:
             assert block.words[number] & 0xFFFFFFFF == 3
         assert made == [64, 32]
 
-    def test_parameters_lie_as_the_driver_reads_them(self) -> None:
+    def test_parameters_lie_as_the_driver_reads_them(self):
         """Each address is that of a value, and values wider than a word are aligned to 64 bytes."""
         wide = np.arange(16, dtype=np.uint64)
         block = ParameterBlock([np.float32(1.5), np.uint64(7), wide, np.int32(-2)], spare_words=1)
@@ -208,7 +208,7 @@ class TestLaunches:
         block.words[block.starts[1]] = 9
         assert ctypes.c_uint64.from_address(int(addresses[1])).value == 9
 
-    def test_an_output_left_out_is_no_reason_to_leave_the_device(self, launcher_of: Any, calls: Cuda) -> None:
+    def test_an_output_left_out_is_no_reason_to_leave_the_device(self, launcher_of, calls):
         """On a second device that is not current, the fast path does not apply, and nothing is allocated elsewhere."""
         launcher, x = launcher_of(1, with_graphs=False), array_at(0, device=1)
         assert launcher.launch_fast([x]) is None
@@ -218,7 +218,7 @@ class TestLaunches:
         assert [one.data.device_id for one in launcher.launch_fast([x])] == [1, 1]
         assert calls.launched == [(1, 7)] * 2
 
-    def test_a_thread_without_a_context_gets_one(self, launcher_of: Any, calls: Cuda) -> None:
+    def test_a_thread_without_a_context_gets_one(self, launcher_of, calls):
         """Also if its identifier is that of a thread that has ended."""
         calls.devices = 1
         launcher, x, quick = launcher_of(with_graphs=False), array_at(0), list[bool]()
@@ -238,7 +238,7 @@ class TestLaunches:
         assert len(calls.launched) == 6
 
     @pytest.mark.parametrize("devices", [1, 2])
-    def test_a_bound_launch_in_another_thread_or_device(self, launcher_of: Any, calls: Cuda, devices: int) -> None:
+    def test_a_bound_launch_in_another_thread_or_device(self, launcher_of, calls, devices):
         calls.devices, index = devices, devices - 1
         launch = launcher_of(index, with_graphs=False).bind([array_at(i, device=index) for i in range(2)], {})
         calls.current = 0
@@ -247,7 +247,7 @@ class TestLaunches:
         assert calls.launched == [(index, 7)]
         assert calls.current == 0 or devices == 1
 
-    def test_an_error_of_the_driver_is_told(self, launcher_of: Any, calls: Cuda, monkeypatch: Any) -> None:
+    def test_an_error_of_the_driver_is_told(self, launcher_of, calls, monkeypatch):
         def refuse(*_: Any) -> None:
             raise calls.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
 
@@ -256,7 +256,7 @@ class TestLaunches:
         with pytest.raises(RuntimeError, match="INVALID_VALUE"):
             launch()
 
-    def test_a_launch_that_comes_again_becomes_a_graph(self, launcher_of: Any, calls: Cuda, graphs: Any) -> None:
+    def test_a_launch_that_comes_again_becomes_a_graph(self, launcher_of, calls, graphs):
         """And is launched as one, except while its stream is captured, when graphs are not allowed."""
         calls.devices, direct, graph = 1, (0, 7), (1, 7)
         launcher, arrays = launcher_of(), [array_at(0), Y]
@@ -272,7 +272,7 @@ class TestLaunches:
             assert calls.launched == [direct]
         assert graphs.made == 1
 
-    def test_a_bound_launch_has_graphs_by_stream(self, launcher_of: Any, calls: Cuda) -> None:
+    def test_a_bound_launch_has_graphs_by_stream(self, launcher_of, calls):
         calls.devices = 1
         x = array_at(0)
         launch = launcher_of().bind([x, Y], {"factor": 4.0})
@@ -285,22 +285,20 @@ class TestLaunches:
         launch()
         assert calls.launched[-1] == (0, 7)
 
-    def test_arrays_that_never_come_again_make_no_graphs_and_many_in_turn_few(
-        self, state: StreamState, graphs: Any
-    ) -> None:
+    def test_arrays_that_never_come_again_make_no_graphs_and_many_in_turn_few(self, state, graphs):
         """If there are more than can be kept, those that were made stay for a long time."""
         keep(state, range(100, 10_000))
         assert graphs.made == 0
         keep(state, range(40), 50)
         assert graphs.made == len(state.graphs) == 32
 
-    def test_graphs_of_arrays_that_are_gone_give_way(self, state: StreamState, graphs: Any) -> None:
+    def test_graphs_of_arrays_that_are_gone_give_way(self, state, graphs):
         for start in (0, 100):
             keep(state, range(start, start + 32), 1000)
             assert set(state.graphs) == {(pointer,) for pointer in range(start, start + 32)}
         assert graphs.made == 64
 
-    def test_patience_begins_anew_with_each_graph(self, state: StreamState, graphs: Any) -> None:
+    def test_patience_begins_anew_with_each_graph(self, state, graphs):
         """Earlier launches on arrays that never came again do not affect the graphs in use."""
         keep(state, range(1000, 3000))
         for pointers in (range(1, 33), range(100, 150)):
@@ -309,7 +307,7 @@ class TestLaunches:
         assert graphs.made == 32
         assert (1,) in state.graphs
 
-    def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state: StreamState, graphs: Any) -> None:
+    def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state, graphs):
         graphs.refuses = True
         for _ in range(5000):
             state.launch(0, (1,), (1,))
@@ -321,9 +319,7 @@ class TestLaunches:
         assert (1,) in state.graphs
 
     @pytest.mark.parametrize("with_graphs", [True, False])
-    def test_a_careful_launch_leaves_the_graphs_alone(
-        self, launcher_of: Any, calls: Cuda, graphs: Any, with_graphs: bool
-    ) -> None:
+    def test_a_careful_launch_leaves_the_graphs_alone(self, launcher_of, calls, graphs, with_graphs):
         """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
         calls.devices = 1
         launcher, arrays = launcher_of(with_graphs=with_graphs), [array_at(0), Y]
@@ -341,7 +337,7 @@ def parameters(x: Any, y: Any, factor: float = 2.0) -> list[int]:
 
 
 class TestCalls:
-    def test_parameters_of_first_fast_and_repeated_launches(self, kernel: BoundKernel, calls: Cuda) -> None:
+    def test_parameters_of_first_fast_and_repeated_launches(self, kernel, calls):
         x, y, z = (array_at(i) for i in range(3))
         for out in (y, y, z):
             assert kernel(x, out) is out
@@ -354,16 +350,14 @@ class TestCalls:
         assert [words[:4] for _, words in calls.launches] == [parameters(x, z), [1]]
         assert (kernel.calls, calls.used) == (5, [0, 0])
 
-    def test_outputs_left_out_are_allocated_and_scalars_are_of_one_call(self, kernel: BoundKernel, calls: Cuda) -> None:
+    def test_outputs_left_out_are_allocated_and_scalars_are_of_one_call(self, kernel, calls):
         x, factors = array_at(0), (2.0, -3.0, 2.0, 5.0)
         made = [kernel(x, **scalars) for scalars in ({}, {"factor": -3.0}, {}, {"factor": 5})]
         assert calls.new_arrays == 4
         expected = [parameters(x, y, factor) for y, factor in zip(made, factors, strict=True)]
         assert [words[:4] for _, words in calls.launches] == expected
 
-    def test_calls_are_captured_before_they_are_launched(
-        self, kernel: BoundKernel, calls: Cuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_calls_are_captured_before_they_are_launched(self, kernel, calls, monkeypatch, tmp_path):
         written: list[int] = []
 
         def write(folder: Any, *_: object) -> None:
@@ -388,12 +382,12 @@ class TestCalls:
             ({"factor": 1e39}, "does not fit in float32"),
         ],
     )
-    def test_scalars_that_are_refused(self, kernel: BoundKernel, calls: Cuda, scalars: Any, said: str) -> None:
+    def test_scalars_that_are_refused(self, kernel, calls, scalars, said):
         with pytest.raises(ArgumentError, match=said):
             kernel(array_at(0), Y, **scalars)
         assert calls.launches == []
 
-    def test_launches_on_addresses_need_no_call_before(self, kernel: BoundKernel, calls: Cuda) -> None:
+    def test_launches_on_addresses_need_no_call_before(self, kernel, calls):
         x, y, z = (array_at(i) for i in range(3))
         for out in (y, z, z, z):
             assert kernel.launch_at(7, (x.data.ptr, out.data.ptr), starts=True)
@@ -422,7 +416,7 @@ class TestCalls:
         ],
     )
     @pytest.mark.parametrize("warm", [False, True])
-    def test_arrays_that_misfit(self, kernel: BoundKernel, calls: Cuda, arrays: Any, said: str, warm: bool) -> None:
+    def test_arrays_that_misfit(self, kernel, calls, arrays, said, warm):
         if warm:
             kernel(array_at(0), array_at(1))
         calls.launches.clear()
@@ -441,7 +435,7 @@ def taken(*arrays: Any, device: int = 0) -> tuple[int, ...] | None:
 
 class TestSignatures:
     @pytest.mark.parametrize("shape", [(1, 8, 4), (8, 4)])
-    def test_only_arrays_that_are_just_right_are_taken_on_their_device(self, shape: tuple[int, ...]) -> None:
+    def test_only_arrays_that_are_just_right_are_taken_on_their_device(self, shape):
         right, other = array_at(0, shape, np.float32), array_at(1, (4,), np.float16)
         assert taken(right, other) == (ADDRESS, ADDRESS + (1 << 20))
         assert taken(right, other, device=1) is None
@@ -449,7 +443,7 @@ class TestSignatures:
         for wrong in (turned, turned.T, right.view(np.int32), right.reshape(1, 1, 8, 4), np.zeros(shape, np.float32)):
             assert taken(wrong, other) is None
 
-    def test_a_launch_is_found_again_by_all_that_its_arrays_are(self) -> None:
+    def test_a_launch_is_found_again_by_all_that_its_arrays_are(self):
         """Arrays on the same memory that differ in any property have different signatures."""
         library = cupy_library()
         first = array_at(0, (8, 4), np.float32)
@@ -502,7 +496,7 @@ class Tensor:
 
 
 @pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def torch(monkeypatch):
     """PyTorch with the current stream 5; the streams that are made current are recorded."""
     cuda = SimpleNamespace(
         stream=lambda chosen: entered.append(chosen) or nullcontext(),
@@ -523,19 +517,19 @@ STREAMS = {
 
 class TestStreams:
     @pytest.fixture(autouse=True)
-    def cupy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cupy(self, monkeypatch):
         entered.clear()
         cuda = SimpleNamespace(Stream=Stream, ExternalStream=ExternalStream)
         monkeypatch.setattr(array_module, "load_cupy", lambda: SimpleNamespace(cuda=cuda))
 
     @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
-    def test_it_is_current_meanwhile(self, stream: Any) -> None:
+    def test_it_is_current_meanwhile(self, stream):
         with array_module.on_stream([], stream):
             assert entered == [8]
         assert entered == [8, -8]
 
     @pytest.mark.parametrize("stream", [7, "null", object()])
-    def test_what_is_no_stream_and_where_none_is_named_cupys_stays(self, stream: Any) -> None:
+    def test_what_is_no_stream_and_where_none_is_named_cupys_stays(self, stream):
         with array_module.on_stream([object()]):
             assert entered == []
         with (
@@ -550,7 +544,7 @@ class TestStreams:
         [(None, [5]), (Stream(8), ["8 of cuda:1", 8]), (Stream(0), ["default of cuda:1", 0])],
         ids=["none", "named", "null"],
     )
-    def test_tensors_are_worked_on_by_both_libraries(self, stream: Any, expected: list[object]) -> None:
+    def test_tensors_are_worked_on_by_both_libraries(self, stream, expected):
         """PyTorch would treat the handle 0 of the default stream as no handle."""
         with array_module.on_stream([object(), Tensor()], stream):
             assert entered == expected
@@ -561,7 +555,7 @@ EMPTY = Workspace("empty", "float32", (0, 4), zeroed=False)
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
+def streams(monkeypatch):
     """The streams that workspaces make with CuPy."""
     made, addresses = list[Stream](), count(256, 256)
 
@@ -580,7 +574,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
 
 
 class TestWorkspaces:
-    def test_each_stream_has_its_own_and_keeps_it(self, streams: list[Stream]) -> None:
+    def test_each_stream_has_its_own_and_keeps_it(self, streams):
         workspaces = StreamWorkspaces((COUNTER, EMPTY))
         first, second, captured = Stream(16), Stream(32), Stream(48, captured=True)
         found = []
@@ -598,7 +592,7 @@ class TestWorkspaces:
 
     @pytest.mark.parametrize("captured", [False, True])
     @pytest.mark.usefixtures("streams")
-    def test_what_a_graph_may_use_is_never_given_back(self, captured: bool) -> None:
+    def test_what_a_graph_may_use_is_never_given_back(self, captured):
         workspaces = StreamWorkspaces((COUNTER,))
         for number in range(launching._MAX_WORKSPACE_SETS + 8):
             with Stream(16 * number, captured=captured):
@@ -627,8 +621,8 @@ CODE = 'extern "C" __global__ void mine(const void*, const void*, void*, int M) 
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("dtype", ["dtype", "float32", "bfloat16"])
 def test_a_member_of_ones_own_that_declares_other_arrays_is_not_launched(
-    calls: Cuda, only_kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+    calls, only_kernel, tmp_path, monkeypatch, dtype
+):
     write_kernel(tmp_path, CODE, MEMBER % dtype)
     monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
     only_kernel("mine")

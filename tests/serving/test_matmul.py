@@ -41,7 +41,7 @@ def store_product(name: str, product: Product, time_us: float, database: Path | 
 
 class TestChoice:
     @pytest.mark.usefixtures("live_gpu")
-    def test_only_what_is_launched_counts_as_a_miss(self) -> None:
+    def test_only_what_is_launched_counts_as_a_miss(self):
         kernel = best_matmul(Product(1001, 999, 1003), library=False)
         assert kernel.tier != "exact"
         assert default_dispatcher.misses.kernels == (kernel,)
@@ -49,7 +49,7 @@ class TestChoice:
 
     @pytest.mark.usefixtures("live_gpu")
     @pytest.mark.parametrize("emulate", [True, False])
-    def test_what_is_computed_from_parts_is_launched_only_where_that_is_allowed(self, emulate: bool) -> None:
+    def test_what_is_computed_from_parts_is_launched_only_where_that_is_allowed(self, emulate):
         store_product("sgemm_bf16x6", PRODUCT, 2.0)
         store_product("sgemm_ws", PRODUCT, 3.0)
         store_product("sgemm", PRODUCT, 4.0)
@@ -57,14 +57,14 @@ class TestChoice:
         assert (kernel.kernel, kernel.tier) == ("sgemm_bf16x6" if emulate else "sgemm_ws", "exact")
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-    def test_without_emulation_all_but_the_emulated_kernels_of_float32_fit(self, dtype: str) -> None:
+    def test_without_emulation_all_but_the_emulated_kernels_of_float32_fit(self, dtype):
         product, emulating = replace(PRODUCT, dtype=dtype), emulating_kernels()
         anything, ieee = fitting_kernels(product), fitting_kernels(replace(product, emulate=False))
         assert emulating < KERNELS
         assert anything.keys() - ieee.keys() == (emulating if dtype == "float32" else set())
         assert ieee == {name: sizes for name, sizes in anything.items() if name not in emulating}
 
-    def test_a_path_names_a_database(self, tmp_path: Path) -> None:
+    def test_a_path_names_a_database(self, tmp_path):
         slow, fast = tmp_path / "slow.db", tmp_path / "fast.db"
         store_product("sgemm", PRODUCT, 3.0, slow)
         store_product("sgemm", PRODUCT, 3.0, fast)
@@ -87,7 +87,7 @@ class TestProducts:
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
     @pytest.mark.parametrize("shape", [(64, 48, 80), (1, 257, 131), (200, 7, 333), (129, 130, 131)])
     @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-    def test_every_layout(self, torch: Any, dtype: str, shape: tuple[int, int, int], layout: str) -> None:
+    def test_every_layout(self, torch, dtype, shape, layout):
         m, n, k = shape
         kind = getattr(torch, dtype)
         a = torch.randn((k, m) if layout[0] == "t" else (m, k), device="cuda").to(kind)
@@ -98,7 +98,7 @@ class TestProducts:
         _assert_right(result, a, b, dtype, k)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_stacks_and_what_is_added_to(self, torch: Any, dtype: str) -> None:
+    def test_stacks_and_what_is_added_to(self, torch, dtype):
         kind = getattr(torch, dtype)
         a, b = (torch.randn(s, device="cuda").to(kind) for s in ((3, 40, 64), (3, 64, 24)))
         _assert_right(autotile.matmul(a, b), a, b, dtype, 64)
@@ -107,7 +107,7 @@ class TestProducts:
         autotile.matmul(a, b, c, alpha=0.5, beta=-2.0)
         assert torch.allclose(c.double(), expected, rtol=0.02, atol=0.2)
 
-    def test_float32_on_the_cuda_cores_alone(self, torch: Any) -> None:
+    def test_float32_on_the_cuda_cores_alone(self, torch):
         """The lower bfloat16 parts of elements this small underflow; IEEE fp32 arithmetic keeps full precision."""
         a, b = torch.full((96, 64), 2.0**-126 * (1 + 2.0**-10), device="cuda"), torch.ones((64, 80), device="cuda")
         result = autotile.matmul(a, b, emulate=False)
@@ -116,7 +116,7 @@ class TestProducts:
         assert torch.equal(autotile.matmul(a, b, emulate=False), result)
 
     @pytest.mark.parametrize("name", sorted(emulating_kernels()))
-    def test_float32_is_as_accurate_from_parts(self, torch: Any, name: str, only_kernel: Callable[[str], None]) -> None:
+    def test_float32_is_as_accurate_from_parts(self, torch, name, only_kernel):
         """For long sums, compared with cuBLAS; the kernel under test is the only one."""
         only_kernel(name)
         a, b = (torch.randn(s, device="cuda") for s in ((256, 8192), (8192, 384)))
@@ -129,7 +129,7 @@ class TestProducts:
         with pytest.raises(InputError, match="none is written for it"):
             autotile.matmul(a, b, emulate=False, library=False)
 
-    def test_unaligned_matrices_and_a_float32_result_of_16_bits(self, torch: Any) -> None:
+    def test_unaligned_matrices_and_a_float32_result_of_16_bits(self, torch):
         memory = torch.randn(64 * 64 + 1, device="cuda").bfloat16()
         a, b = memory[1:].view(64, 64), torch.randn((64, 64), device="cuda").bfloat16()
         _assert_right(autotile.matmul(a, b), a, b, "bfloat16", 64)
@@ -138,7 +138,7 @@ class TestProducts:
         assert autotile.matmul(a, b, out) is out
         _assert_right(out, a, b, "bfloat16", 96)
 
-    def test_what_does_not_fit_together(self, torch: Any) -> None:
+    def test_what_does_not_fit_together(self, torch):
         a, b = torch.ones((4, 5), device="cuda"), torch.ones((4, 5), device="cuda")
         with pytest.raises(ArgumentError, match="a has 5 columns and b 4 rows"):
             autotile.matmul(a, b)
@@ -148,7 +148,7 @@ class TestProducts:
             autotile.matmul(a, b.T, beta=1.0)
 
     @pytest.mark.parametrize("emulate", [True, False])
-    def test_as_an_operator_of_pytorch(self, torch: Any, emulate: bool) -> None:
+    def test_as_an_operator_of_pytorch(self, torch, emulate):
         """With gradients, and without a graph break."""
         import autotile.torch
 
@@ -172,7 +172,7 @@ CALLS = 6
 
 
 @pytest.fixture(scope="module")
-def product(torch: Any) -> Callable[[Any, Any], Any]:
+def product(torch):
     matmul: Callable[[Any, Any], Any] = autotile.torch.matmul
     return matmul
 
@@ -188,7 +188,7 @@ class TestLinear:
     @pytest.mark.parametrize("dtype", NAMES)
     @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64), (64,), (2, 1, 3, 64)])
     @pytest.mark.parametrize("has_bias", [False, True])
-    def test_it_is_that_of_pytorch(self, torch: Any, dtype: str, shape: tuple[int, ...], has_bias: bool) -> None:
+    def test_it_is_that_of_pytorch(self, torch, dtype, shape, has_bias):
         linear = autotile.torch.linear
         kind = getattr(torch, dtype)
         x, w, b = (torch.randn(s, device="cuda", dtype=kind, requires_grad=True) for s in (shape, (48, 64), (48,)))
@@ -205,7 +205,7 @@ class TestLinear:
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of PyTorch's own compiler
     @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-    def test_a_module_has_the_parameters_of_pytorchs(self, torch: Any) -> None:
+    def test_a_module_has_the_parameters_of_pytorchs(self, torch):
         module, plain = autotile.torch.Linear(64, 32, device="cuda"), torch.nn.Linear(64, 32, device="cuda")
         module.load_state_dict(plain.state_dict())
         x = torch.randn(7, 64, device="cuda")
@@ -215,7 +215,7 @@ class TestLinear:
         with torch.autocast("cuda", torch.bfloat16):
             assert module(x).dtype == plain(x).dtype == torch.bfloat16
 
-    def test_transforms_and_modes_see_an_operator(self, torch: Any, product: Any) -> None:
+    def test_transforms_and_modes_see_an_operator(self, torch, product):
         a, b = torch.randn(4, 8, 16, device="cuda"), torch.randn(16, 8, device="cuda")
         mapped = torch.func.vmap(lambda one: torch.mm(one, b))(a)
         assert close(torch, torch.stack([product(one, b) for one in a]), mapped.double())
@@ -230,7 +230,7 @@ class TestLinear:
 class TestRepeated:
     @pytest.mark.parametrize("dtype", NAMES)
     @pytest.mark.parametrize("shape", REPEATED_SHAPES)
-    def test_each_call_has_its_result(self, torch: Any, product: Any, dtype: str, shape: tuple[int, int, int]) -> None:
+    def test_each_call_has_its_result(self, torch, product, dtype, shape):
         (m, n, k), kept = shape, []
         for _ in range(CALLS):
             a, b = (torch.randn(one, device="cuda").to(getattr(torch, dtype)) for one in ((m, k), (k, n)))
@@ -246,7 +246,7 @@ class TestRepeated:
             assert close(torch, result, a.double() @ b.double())
 
     @pytest.mark.parametrize("dtype", NAMES)
-    def test_each_stream_and_each_capture_is_in_order(self, torch: Any, product: Any, dtype: str) -> None:
+    def test_each_stream_and_each_capture_is_in_order(self, torch, product, dtype):
         a, b = (torch.randn(64, 64, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
         product(a, b)
         assert wait_for_compilations(60)  # PyTorch may compute the first
@@ -265,7 +265,7 @@ class TestRepeated:
         graph.replay()
         assert torch.equal(captured, expected)
 
-    def test_arrays_of_another_kind_are_not_taken_for_those_before(self, torch: Any, product: Any) -> None:
+    def test_arrays_of_another_kind_are_not_taken_for_those_before(self, torch, product):
         memory = torch.randn(64 * 64 + 8, device="cuda")
         a, b = memory[: 64 * 64].view(64, 64), torch.randn(64, 64, device="cuda")
         for _ in range(CALLS):
@@ -279,7 +279,7 @@ class TestRepeated:
         with pytest.raises(ArgumentError, match="columns"):
             product(a, b[:63])
 
-    def test_cupy_arrays_that_come_again(self) -> None:
+    def test_cupy_arrays_that_come_again(self):
         import cupy
 
         generator = cupy.random.default_rng(0)
@@ -303,35 +303,35 @@ def gain_of(m: int, n: int, k: int, dtype: str) -> Gain:
 
 
 class TestGain:
-    def test_cublas_stays_the_programs_own(self) -> None:
+    def test_cublas_stays_the_programs_own(self):
         gain = gain_of(4096, 4096, 4096, "bfloat16")
         assert (gain.kernel, gain.launches) == ("cublas", 0)
         assert gain.time_us == gain.library_us == gain.total_us(bias=True)
         assert not gain.is_worthwhile()
 
-    def test_a_bias_and_a_record_cost_a_small_product_more_than_it_gains_and_not_a_large_one(self) -> None:
+    def test_a_bias_and_a_record_cost_a_small_product_more_than_it_gains_and_not_a_large_one(self):
         large, small = gain_of(512, 4096, 4096, "float32"), gain_of(384, 2048, 2048, "float32")
         assert large.time_us < large.library_us / 1.4
         for bias, recorded in ((False, False), (False, True), (True, False), (True, True)):
             assert large.is_worthwhile(bias=bias, recorded=recorded)
             assert small.is_worthwhile(bias=bias, recorded=recorded) is not (bias or recorded)
 
-    def test_in_a_graph_the_host_costs_nothing(self) -> None:
+    def test_in_a_graph_the_host_costs_nothing(self):
         gain = gain_of(1, 4096, 4096, "float32")  # twice as fast, and shorter than the host's part of any product
         assert not gain.is_worthwhile()
         assert gain.is_worthwhile(bias=True, in_graph=True)
 
-    def test_a_bias_is_read_and_written_at_the_bandwidth(self) -> None:
+    def test_a_bias_is_read_and_written_at_the_bandwidth(self):
         small, large = (gain_of(m, 4096, 4096, "float32").bias_us for m in (1024, 4096))
         assert large - small == pytest.approx(1e6 * 2 * 3072 * 4096 * 4 / 4.8e12, rel=0.05)
 
-    def test_what_is_pinned_is_launched_whatever_is_expected(self) -> None:
+    def test_what_is_pinned_is_launched_whatever_is_expected(self):
         gain = gain_of(64, 512, 512, "float32")
         pinned = replace(gain, choice=structs.replace(gain.choice, pinned="choices.json"), library_us=None)
         assert not replace(gain, library_us=None).is_worthwhile()
         assert pinned.is_worthwhile(bias=True, recorded=True)
 
-    def test_while_something_stands_in_what_was_chosen_decides(self) -> None:
+    def test_while_something_stands_in_what_was_chosen_decides(self):
         served, raced = (served_for(512, 4096, 4096, "float32") for _ in range(2))
         chosen, other = Gain.of(served), served_for(4096, 4096, 4096, "bfloat16")
         other.choice = structs.replace(other.choice, awaited="the kernel, which is being compiled")
@@ -345,7 +345,7 @@ class TestGain:
         assert final.is_worthwhile()
         assert served.contenders == other.choice.contenders
 
-    def test_only_looked_at_it_is_not_kept(self) -> None:
+    def test_only_looked_at_it_is_not_kept(self):
         served = find_product(3, 5, 7, "float32", device="h200", keeps=False)
         assert served is not None
         assert served is not find_product(3, 5, 7, "float32", device="h200", keeps=False)
@@ -355,17 +355,17 @@ class TestGain:
 
 class TestOrder:
     @pytest.mark.parametrize("shape", [(3, 4), (1, 4), (4, 1), (1, 1), (2, 3, 4), (1, 3, 4), (2, 1, 4), (2, 3, 1)])
-    def test_it_is_that_of_numpy(self, shape: tuple[int, ...]) -> None:
+    def test_it_is_that_of_numpy(self, shape):
         array = np.zeros(shape, np.uint8)
         swapped = np.zeros((*shape[:-2], shape[-1], shape[-2]), np.uint8).swapaxes(-1, -2)
         assert stored_transposed(shape, array.strides) is False
         assert stored_transposed(shape, swapped.strides) is (not swapped.flags.c_contiguous)
 
-    def test_neither(self) -> None:
+    def test_neither(self):
         assert stored_transposed((3, 4), (8, 2)) is None
         assert stored_transposed((2, 3, 4), (4, 8, 1)) is None
 
     @pytest.mark.parametrize("shape", [(3, 4), (1, 4), (4, 1), (1, 1)])
-    def test_of_weights(self, shape: tuple[int, int]) -> None:
+    def test_of_weights(self, shape):
         weights = np.zeros(shape, np.uint8)
         assert is_transposed(*shape) is stored_transposed(shape[::-1], weights.T.strides)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ SIZES = {"M": 1000, "N": 1000, "K": 1000}
 
 
 @pytest.fixture
-def model(_nothing_else_is_known: None, monkeypatch: pytest.MonkeyPatch) -> Model:
+def model(_nothing_else_is_known, monkeypatch):
     """A model for the H200, which expects nothing yet."""
     made = Model()
     monkeypatch.setattr(operations, "model_of", lambda *_: made)
@@ -45,7 +44,7 @@ def model(_nothing_else_is_known: None, monkeypatch: pytest.MonkeyPatch) -> Mode
 
 
 @pytest.fixture(autouse=True)
-def _nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_else_is_known(monkeypatch):
     """No model but that of a test, and no library of another test."""
     monkeypatch.setattr(operations, "model_of", lambda *_: None)
     yield
@@ -77,7 +76,7 @@ def store_library(time_us: float, version: str = "", l2: L2Mode = "cold", **size
 
 class TestMeasured:
     @pytest.mark.parametrize(("library_us", "served"), [(4.0, "sgemm"), (2.0, "cublas")])
-    def test_the_fastest_is_served(self, library_us: float, served: str) -> None:
+    def test_the_fastest_is_served(self, library_us, served):
         store_kernel("sgemm", 3.0)
         store_kernel("sgemm_ws", 5.0)
         store_library(library_us)
@@ -88,7 +87,7 @@ class TestMeasured:
         assert found.measurement.time_us == times_us[0]
         assert serve(EMULATE=0, library=False).kernel == "sgemm"
 
-    def test_times_with_the_cache_in_the_other_state_come_last(self, model: Model, monkeypatch: Any) -> None:
+    def test_times_with_the_cache_in_the_other_state_come_last(self, model, monkeypatch):
         store_library(2.0, l2="hot")
         assert choice(EMULATE=0) == ("cublas", "nearest")
         assert "L2 mode hot instead of cold" in serve(EMULATE=0).explain()
@@ -105,7 +104,7 @@ class TestMeasured:
         monkeypatch.delenv("AUTOTILE_DEPLOYMENT")
         assert choice(EMULATE=0) == ("sgemm_ws", "model")
 
-    def test_version_conditions_and_flags_of_the_library_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_version_conditions_and_flags_of_the_library_time(self, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(operations, "cublas_version", lambda: "13.0.0")
             for version, tier in (("12.0.0", "library"), ("13.0.0", "exact")):
@@ -120,7 +119,7 @@ class TestMeasured:
 
 
 class TestExpected:
-    def test_the_first_is_served_also_if_it_is_a_library_and_the_others_are_stated(self, model: Model) -> None:
+    def test_the_first_is_served_also_if_it_is_a_library_and_the_others_are_stated(self, model):
         model.expected = [expect("sgemm_ws", 5.0), expect("cublas", 6.0), expect("sgemm", 7.0, 0.2)]
         found = serve(EMULATE=0, TRANS_A=0)
         assert (found.kernel, found.tier) == ("sgemm_ws", "model")
@@ -141,14 +140,12 @@ class TestExpected:
         assert serve(library=False).kernel == "sgemm"
 
     @pytest.mark.parametrize(("time_us", "doubt", "served"), [(4.5, 0.1, "sgemm"), (3.0, 0.1, "sgemm_ws")])
-    def test_it_displaces_a_measurement_if_clearly_faster(
-        self, model: Model, time_us: float, doubt: float, served: str
-    ) -> None:
+    def test_it_displaces_a_measurement_if_clearly_faster(self, model, time_us, doubt, served):
         store_kernel("sgemm", 5.0)
         model.expected = [expect("sgemm_ws", time_us, doubt)]
         assert serve(EMULATE=0).kernel == served
 
-    def test_what_was_found_to_be_wrong_is_left_out(self, model: Model) -> None:
+    def test_what_was_found_to_be_wrong_is_left_out(self, model):
         kernel = load_kernel("sgemm_ws")
         problem = resolve_problem(kernel.spec, SIZES, "float32")
         key = key_of(kernel, problem, DEVICE, nvrtc_version=nvrtc_version(), l2_mode="cold")
@@ -163,7 +160,7 @@ class TestLearned:
     """Models that were learned here take the place of the one that ships."""
 
     @pytest.fixture(autouse=True)
-    def _as_it_is(self, _nothing_else_is_known: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _as_it_is(self, _nothing_else_is_known, monkeypatch):
         monkeypatch.setattr(operations, "model_of", model_of)
 
     def learn(self, change: Callable[[dict[str, Any]], None]) -> None:
@@ -173,7 +170,7 @@ class TestLearned:
         with Database.open(read_settings().database) as database:
             save_model(database, "matmul", "float32", DEVICE, document)
 
-    def test_a_learned_one_is_asked_unless_it_is_damaged_or_of_an_earlier_version(self, tmp_path: Path) -> None:
+    def test_a_learned_one_is_asked_unless_it_is_damaged_or_of_an_earlier_version(self, tmp_path):
         """The configurations of the latter were not verified at ragged sizes."""
         shipped = serve()
         assert shipped.tier == "model"
@@ -189,7 +186,7 @@ class TestLearned:
         with pytest.raises(InputError, match="was learned by an earlier version"):
             export_models(load_operation("matmul"), tmp_path / "models")
 
-    def test_that_of_a_gpu_with_the_same_sms_serves_and_that_of_bfloat16_serves_float16(self) -> None:
+    def test_that_of_a_gpu_with_the_same_sms_serves_and_that_of_bfloat16_serves_float16(self):
         own, other = (get_best_kernel("matmul", dtype="float32", device=name, **SIZES) for name in ("h200", "h100"))
         assert (other.tier, other.kernel, other.config) == ("model", own.kernel, own.config)
         assert (own.tuned_on, other.tuned_on) == ("", "NVIDIA H200")
@@ -202,7 +199,7 @@ class TestLearned:
 
 
 class TestUnknown:
-    def test_a_library_is_served_where_nothing_is_known(self) -> None:
+    def test_a_library_is_served_where_nothing_is_known(self):
         found = serve()
         assert (found.kernel, found.tier, found.config) == ("cublas", "library", {})
         assert found.resources is None
@@ -218,18 +215,18 @@ class TestUnknown:
         assert (found.kernel, found.tier) == ("sgemm_ws", "nearest")
 
     @pytest.mark.parametrize("device", ["a100", "rtx-4090"])
-    def test_elsewhere_kernels_that_must_be_measured_come_last(self, tmp_path: Path, device: str) -> None:
+    def test_elsewhere_kernels_that_must_be_measured_come_last(self, tmp_path, device):
         options = {"library": False, "database": tmp_path / "no.db"}
         found = get_best_kernel("matmul", dtype="float32", device=device, **options, **SIZES)
         assert found.kernel not in {"sgemm_bf16x6", "sgemm_bf16x6_ws"}
 
-    def test_what_no_kernel_computes(self, only_kernel: Callable[[str], None]) -> None:
+    def test_what_no_kernel_computes(self, only_kernel):
         only_kernel("sgemm")
         with pytest.raises(InputError, match=r"no kernel computes .*: none is written for it"):
             serve(OUT_FP32=1)
 
 
-def test_a_kernel_of_the_same_name_comes_first(scale_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_of_the_same_name_comes_first(scale_toml, monkeypatch):
     for path in scale_toml.parent.iterdir():
         text = path.read_text().replace('name = "scale"', 'name = "matmul"')
         (path.parent / path.name.replace("scale.toml", "matmul.toml")).write_text(text)
@@ -240,7 +237,7 @@ def test_a_kernel_of_the_same_name_comes_first(scale_toml: Path, monkeypatch: py
     assert found.kernel == "cublas"
 
 
-def test_a_library_is_added_to_ones_own_operation_from_python(scaling_toml: Path) -> None:
+def test_a_library_is_added_to_ones_own_operation_from_python(scaling_toml):
     path = str(scaling_toml)
     found = get_best_kernel(path, n=1000, device="h200")
     assert (found.kernel, found.tier) == ("scale", "default")
@@ -252,7 +249,7 @@ def test_a_library_is_added_to_ones_own_operation_from_python(scaling_toml: Path
         autotile.add_library(path, "cublas", print)
 
 
-def test_an_explanation_on_the_command_line_and_in_python(model: Model) -> None:
+def test_an_explanation_on_the_command_line_and_in_python(model):
     from typer.testing import CliRunner
 
     from autotile.cli.application import app
@@ -272,7 +269,7 @@ def test_an_explanation_on_the_command_line_and_in_python(model: Model) -> None:
     assert "cublas" in explained._repr_html_()
 
 
-def test_keys_are_kept_as_plain_tuples_which_the_collector_does_not_visit() -> None:
+def test_keys_are_kept_as_plain_tuples_which_the_collector_does_not_visit():
     asked = (operations.MatmulOptions(emulate=False), (3,)), "float32"
     kept = operations._untracked(asked)
     assert (kept, hash(kept), type(kept[0][0])) == (asked, hash(asked), tuple)

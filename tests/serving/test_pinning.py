@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -38,12 +37,12 @@ DEFAULT, ALIKE = {"THREADS": 128, "WORK": 1}, {"THREADS": 32, "WORK": 1}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "choices.json"
 
 
 @pytest.fixture(autouse=True)
-def _unpinned() -> Iterator[None]:
+def _unpinned():
     yield
     default_dispatcher.pins.forget()
 
@@ -69,14 +68,14 @@ def repin(file: Path, **changes: Any) -> None:
 
 
 @pytest.fixture
-def pinned(store: Any, file: Path) -> None:
+def pinned(store, file):
     """Serve the default before anything is stored, and pin it."""
     ask(store, 4096)
     autotile.pin(file)
 
 
 class TestFile:
-    def test_what_was_served_and_will_be_is_written(self, store: Any, file: Path) -> None:
+    def test_what_was_served_and_will_be_is_written(self, store, file):
         store.put(4096, BEST)
         ask(store, 4096)
         autotile.pin(file)
@@ -107,16 +106,14 @@ class TestFile:
             (None, "cannot be written"),
         ],
     )
-    def test_what_is_no_such_file_and_a_folder_that_is_not_there(self, file: Path, text: str | None, said: str) -> None:
+    def test_what_is_no_such_file_and_a_folder_that_is_not_there(self, file, text, said):
         if text is not None:
             file.write_text(text)
         with pytest.raises(PinError, match=said):
             autotile.pin(file.parent / "none" / file.name if text is None else file)
         assert default_dispatcher.pins.in_force() is None
 
-    def test_a_setting_of_a_folder_that_is_not_there(
-        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_setting_of_a_folder_that_is_not_there(self, store, tmp_path, monkeypatch):
         file = tmp_path / "none" / "choices.json"
         monkeypatch.setenv("AUTOTILE_PIN", str(file))
         default_dispatcher.pins.forget()
@@ -127,9 +124,7 @@ class TestFile:
         assert file.exists()
 
     @pytest.mark.parametrize("named", [False, True])
-    def test_a_strict_setting_without_a_file_serves_nothing(
-        self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch, named: bool
-    ) -> None:
+    def test_a_strict_setting_without_a_file_serves_nothing(self, store, file, monkeypatch, named):
         monkeypatch.setenv("AUTOTILE_PIN_STRICT", "on")
         if named:
             monkeypatch.setenv("AUTOTILE_PIN", str(file))
@@ -139,7 +134,7 @@ class TestFile:
                 dispatcher.get_best_kernel(store.path, n=4096, device="h200")
         assert not file.exists()
 
-    def test_where_nothing_was_served_no_file_is_left_and_one_that_appears_meanwhile_is(self, file: Path) -> None:
+    def test_where_nothing_was_served_no_file_is_left_and_one_that_appears_meanwhile_is(self, file):
         pin = Pin(str(file), [], path=file)
         pin.flush_quietly()
         assert not file.exists()
@@ -153,7 +148,7 @@ class TestFile:
 class TestPinned:
     """What is asked for after the default was served for 4096, and pinned."""
 
-    def test_a_file_decides_whatever_the_results_are(self, store: Any, file: Path) -> None:
+    def test_a_file_decides_whatever_the_results_are(self, store, file):
         """Also while choices are added to it."""
         text, kernel = file.read_text(), ask(store, 4096)
         store.put(4096, BEST)
@@ -176,7 +171,7 @@ class TestPinned:
         assert kernel.config == BETTER
         assert file.read_text() == text
 
-    def test_other_problems_are_served_with_a_warning_or_refused(self, store: Any, file: Path) -> None:
+    def test_other_problems_are_served_with_a_warning_or_refused(self, store, file):
         repin(file)
         with pytest.warns(PinWarning, match="scale n=8192 float32 on NVIDIA H200 is not among the choices"):
             kernel = ask(store, 8192)
@@ -197,7 +192,7 @@ class TestPinned:
                 look_up()
         assert ask(store, 4096).choice.pinned == str(file)
 
-    def test_another_version_of_the_kernel_is_refused(self, store: Any, file: Path) -> None:
+    def test_another_version_of_the_kernel_is_refused(self, store, file):
         anew()
         source = store.path.with_suffix(".cu")
         source.write_text(source.read_text().replace("factor * x", "x[i] * factor + 0 * x"))
@@ -206,7 +201,7 @@ class TestPinned:
         with pytest.raises(PinError, match=said):
             ask(store, 4096)
 
-    def test_a_bad_configuration_and_a_problem_that_is_named_twice_are_refused(self, store: Any, file: Path) -> None:
+    def test_a_bad_configuration_and_a_problem_that_is_named_twice_are_refused(self, store, file):
         for config, said in (
             ({"THREADS": 999, "WORK": 1}, "THREADS"),
             ({"THREADS": 64}, "WORK"),
@@ -220,9 +215,7 @@ class TestPinned:
         with pytest.raises(PinError, match="names a problem twice"):
             parse_choices(json.dumps(document), "it")
 
-    def test_what_is_set_aside_twice_stays_so_until_the_end_and_dispatchers_pin_for_themselves(
-        self, store: Any
-    ) -> None:
+    def test_what_is_set_aside_twice_stays_so_until_the_end_and_dispatchers_pin_for_themselves(self, store):
         pins = default_dispatcher.pins
         with pins.instead(None):
             with pins.instead(None):
@@ -240,7 +233,7 @@ class TestOperations:
     def product(self, **named: Any) -> BoundKernel:
         return get_best_kernel("matmul", **SIZES, dtype="float32", device="h200", **named)
 
-    def test_the_kernel_is_pinned_with_its_configuration(self, file: Path) -> None:
+    def test_the_kernel_is_pinned_with_its_configuration(self, file):
         kernel = self.product(library=False)
         name, default = kernel.kernel, dict(kernel.definition.spec.default)
         autotile.pin(file)
@@ -255,7 +248,7 @@ class TestOperations:
         with pytest.warns(PinWarning, match="matmul M=512"):
             self.product()
 
-    def test_a_library_that_is_not_here_is_refused(self, file: Path) -> None:
+    def test_a_library_that_is_not_here_is_refused(self, file):
         get_best_kernel("matmul", **SIZES, device="h200")
         autotile.pin(file)
         repin(file, source="library", kernel="another", library_version="1", config={})
@@ -263,7 +256,7 @@ class TestOperations:
             get_best_kernel("matmul", **SIZES, device="h200")
 
     @pytest.mark.parametrize("pinned", [True, False])
-    def test_nothing_is_raced_while_pinned(self, file: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    def test_nothing_is_raced_while_pinned(self, file, monkeypatch, pinned):
         if pinned:
             autotile.pin(file)
         serve, asked = OperationShelf.serve, []
@@ -278,7 +271,7 @@ class TestOperations:
 
 
 class TestSetting:
-    def test_processes_share_a_file(self, store: Any, file: Path) -> None:
+    def test_processes_share_a_file(self, store, file):
         program = "import autotile; print(autotile.get_best_kernel('scale', n=4096, device='h200').config['THREADS'])"
         environment = {"AUTOTILE_PIN": str(file), "AUTOTILE_KERNELS": str(store.path.parent)}
 
@@ -291,7 +284,7 @@ class TestSetting:
         assert run() == "128\n"
         assert ask(store, 4096).config == BEST  # without the setting
 
-    def test_strict(self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_strict(self, store, file, monkeypatch):
         file.write_text('{"format": 1, "choices": []}')
         monkeypatch.setenv("AUTOTILE_PIN", str(file))
         with pytest.warns(PinWarning, match="served as usual"):
@@ -333,7 +326,7 @@ def synchronize(dispatchers: list[Dispatcher]) -> list[Exception | None]:
 
 
 class TestRanks:
-    def test_all_serve_what_the_first_does_which_first_looks_for_new_results(self, store: Any, tmp_path: Path) -> None:
+    def test_all_serve_what_the_first_does_which_first_looks_for_new_results(self, store, tmp_path):
         dispatchers = [Dispatcher(), *(Dispatcher(database=tmp_path / f"{i}.db") for i in range(2))]
         kernels = [one.get_best_kernel(store.path, n=4096, device="h200") for one in dispatchers]
         store.put(4096, BEST)
@@ -345,7 +338,7 @@ class TestRanks:
             dispatcher.refresher.poll()
         assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
 
-    def test_one_that_cannot_changes_none(self, store: Any, tmp_path: Path) -> None:
+    def test_one_that_cannot_changes_none(self, store, tmp_path):
         store.put(4096, BEST)
         dispatchers = [Dispatcher(), Dispatcher(database=tmp_path / "other.db")]
         first = dispatchers[0].get_best_kernel(store.path, n=4096, device="h200")
@@ -374,7 +367,7 @@ class TestNumerics:
         assert rows == read_file(str(read_settings().database), DIGESTED, study=key.digest, config="{}")
         assert len(rows) > len(times)
 
-    def test_the_fastest_with_the_same_bits_takes_over(self, store: Any) -> None:
+    def test_the_fastest_with_the_same_bits_takes_over(self, store):
         kernels = {numerics: ask(store, 4096, numerics=numerics) for numerics in (None, "any", "same")}
         times = [(BEST, 5.0, "in:other"), (BETTER, 6.0, VARYING_OUTPUTS), (ALIKE, 7.0, "in:out")]
         self.finals(store, [*times, (DEFAULT, 9.0, "in:out")])
@@ -395,7 +388,7 @@ class TestNumerics:
             ((7.0, "in:out"), (9.0, "in:out"), "it was found to be wrong"),
         ],
     )
-    def test_else_it_stays(self, store: Any, alike: tuple[float, str], default: tuple[float, str], but: str) -> None:
+    def test_else_it_stays(self, store, alike, default, but):
         kernel = ask(store, 4096, numerics="same")
         if but == "it varied once":
             self.finals(store, [(ALIKE, 7.0, VARYING_OUTPUTS), (DEFAULT, *default)])
@@ -404,7 +397,7 @@ class TestNumerics:
         default_dispatcher.refresher.poll()
         assert kernel.config == DEFAULT
 
-    def test_a_pin_gives_way_to_equal_bits_alone(self, store: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_pin_gives_way_to_equal_bits_alone(self, store, file, monkeypatch):
         kernel = ask(store, 4096)
         autotile.pin(file)
         anew()
@@ -438,7 +431,7 @@ distributed.destroy_process_group()
 
 class TestProcesses:
     @pytest.mark.usefixtures("torch")
-    def test_two_processes_serve_the_same(self, store: Any, tmp_path: Path) -> None:
+    def test_two_processes_serve_the_same(self, store, tmp_path):
         store.put(4096, {"THREADS": 256, "WORK": 4})
         words = "-W", "ignore", "-c", SYNCHRONIZING, store.path, tmp_path / "store"
         databases = os.environ["AUTOTILE_DB"], tmp_path / "other.db"

@@ -6,7 +6,7 @@ import copy
 import inspect
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ MODEL = Model(expect("sgemm", 10.0), expect("sgemm_ws", 11.0))
 
 
 @pytest.fixture(autouse=True)
-def _only_what_is_added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _only_what_is_added(monkeypatch):
     """No other library and model than those of `serve`."""
     monkeypatch.setattr(operations, "model_of", lambda *_: MODEL if "mine" not in _added() else None)
     yield
@@ -82,7 +82,7 @@ ARGUMENTS: dict[str, Callable[[BoundKernel, Path], tuple[Any, ...]]] = {
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("inspected", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_public_name(kind: str, inspected: bool, tmp_path: Path) -> None:
+def test_every_public_name(kind, inspected, tmp_path):
     names, untouched = public_names(), None
     assert {"adopt", "bind", "explain", "geometry", "load", "occupancy", "to_json"} <= set(names)
     for name in names:
@@ -106,7 +106,7 @@ def test_every_public_name(kind: str, inspected: bool, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("kind", KINDS)
-def test_shown_forms_copies_and_pickles(kind: str) -> None:
+def test_shown_forms_copies_and_pickles(kind):
     """A copy is served anew; what was not returned by `get_best_kernel` is refused in words."""
     kernel = serve(kind)
     assert (type(kernel), kernel.is_library, kernel.library is not None) == (BoundKernel, *["library" in kind] * 2)
@@ -130,7 +130,7 @@ def test_shown_forms_copies_and_pickles(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "library"])
 @pytest.mark.parametrize("call", ["call", "bind", "capture"])
-def test_a_launch_of_what_is_served_for_inspection(kind: str, call: str, tmp_path: Path) -> None:
+def test_a_launch_of_what_is_served_for_inspection(kind, call, tmp_path):
     kernel = serve(kind, "h200")
     launch = {"call": kernel, "bind": kernel.bind, "capture": autotile.capture(kernel, tmp_path)}[call]
     with pytest.raises(ToolchainError, match="served for inspection only"):
@@ -142,7 +142,7 @@ class TestAdopting:
     @pytest.mark.usefixtures("live_gpu")
     @pytest.mark.parametrize("other", KINDS)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_every_pair(self, kind: str, other: str) -> None:
+    def test_every_pair(self, kind, other):
         """What was taken over is described."""
         first, second = serve(kind), serve(other)
         assert first.adopt(second)
@@ -153,7 +153,7 @@ class TestAdopting:
         assert repr(first)
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_one_for_other_arrays_or_another_device_is_refused(self) -> None:
+    def test_one_for_other_arrays_or_another_device_is_refused(self):
         asked = {**SIZES, "dtype": "float16", "device": 0}
         kernel = autotile.get_best_kernel("matmul", **asked)
         for other in ({"M": 1024}, {"dtype": "bfloat16"}, {"OUT_FP32": 1}, {"device": 1}, {"device": "h200"}):
@@ -161,7 +161,7 @@ class TestAdopting:
                 kernel.adopt(autotile.get_best_kernel("matmul", **{**asked, **other}))
         assert (kernel.problem.sizes["M"], kernel.problem.dtype) == (2048, "float16")
 
-    def test_each_other(self) -> None:
+    def test_each_other(self):
         """Two threads that do so wait for each other in no case."""
         first, second = serve("plain", "h200"), serve("plain", "h200", numerics="same")
 
@@ -180,7 +180,7 @@ class TestAdopting:
 
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("given", [None, "sgemm", 5, np.zeros(3), BoundKernel])
-def test_what_is_no_kernel_is_neither_captured_nor_adopted(given: Any, tmp_path: Path) -> None:
+def test_what_is_no_kernel_is_neither_captured_nor_adopted(given, tmp_path):
     said = f"takes a kernel from get_best_kernel, and got {type(given).__name__}"
     with pytest.raises(InputError, match=f"capture {said}"):
         autotile.capture(given, tmp_path)

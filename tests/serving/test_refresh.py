@@ -71,7 +71,7 @@ class Loaded:
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loads(monkeypatch):
     """Replace the loading of kernels; the list is of the threads that loaded."""
     threads: list[str] = []
 
@@ -84,7 +84,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class TestKernels:
-    def test_a_kept_kernel_serves_new_winners_also_if_the_dispatcher_forgot_it(self, store: Any) -> None:
+    def test_a_kept_kernel_serves_new_winners_also_if_the_dispatcher_forgot_it(self, store):
         kernel = store.ask(4096)
         assert (poll(), kernel.tier) == (0, "default")
         store.put(8192, BETTER)
@@ -98,7 +98,7 @@ class TestKernels:
         assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
         assert poll() == 0
 
-    def test_a_search_that_still_runs_changes_nothing(self, store: Any) -> None:
+    def test_a_search_that_still_runs_changes_nothing(self, store):
         kernel = store.ask(4096)
         poll()
         key = store.put(8192, BEST)
@@ -109,7 +109,7 @@ class TestKernels:
             add_trial(database, study, run, Trial(BETTER, Outcome.OK, "", "measure"))
         assert (poll(), kernel.tier) == (0, "nearest")
 
-    def test_results_of_others_and_failures_change_nothing(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_results_of_others_and_failures_change_nothing(self, store, monkeypatch):
         kernel = store.ask(4096)
         poll()
         store.put(4096, BEST, kernel="another")
@@ -122,7 +122,7 @@ class TestKernels:
         Path(read_settings().database).write_bytes(b"no database at all" * 100)
         assert (poll(), kernel.tier) == (0, "default")
 
-    def test_a_changed_kernel_file_is_not_taken_up(self, store: Any) -> None:
+    def test_a_changed_kernel_file_is_not_taken_up(self, store):
         """The program keeps the code that it was served; a result of other code is not for it."""
         kernel = store.ask(4096)
         source = store.path.with_suffix(".cu")
@@ -132,7 +132,7 @@ class TestKernels:
         assert (kernel.tier, kernel.config) == ("exact", BEST)
         assert "factor * x" in kernel.definition.source
 
-    def test_arrays_keep_their_shapes(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_arrays_keep_their_shapes(self, store, monkeypatch):
         kernel = store.ask(4096)
         store.put(4096, BEST)
         shapes = {id(kernel): {"x": (4096,)}}
@@ -141,7 +141,7 @@ class TestKernels:
         assert (poll(), kernel.tier) == (0, "default")
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_counts_of_misses_follow(self, store: Any) -> None:
+    def test_counts_of_misses_follow(self, store):
         store.put(8192, BEST)
         kernel = store.ask(4096, device=None)
         kernel.calls = 3
@@ -160,7 +160,7 @@ class TestKernels:
 
 class TestLoading:
     @pytest.mark.usefixtures("live_gpu")
-    def test_a_call_never_waits(self, store: Any, loads: list[str]) -> None:
+    def test_a_call_never_waits(self, store, loads):
         kernel = store.ask(4096, device=None)
         kernel.load()
         first: Any = kernel._launcher
@@ -175,9 +175,7 @@ class TestLoading:
         assert (first.launches, kernel._launcher.launches) == (0, 1)
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_code_that_is_not_called_or_does_not_compile_is_not_loaded(
-        self, store: Any, loads: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_code_that_is_not_called_or_does_not_compile_is_not_loaded(self, store, loads, monkeypatch):
         kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
         assert (poll(), kernel.config, loads) == (1, BEST, [])
@@ -191,7 +189,7 @@ class TestLoading:
         assert (poll(), kernel.config, loads) == (0, BEST, ["MainThread"])
 
     @pytest.mark.usefixtures("live_gpu", "loads")
-    def test_a_kernel_that_was_loaded_meanwhile_stays(self, store: Any) -> None:
+    def test_a_kernel_that_was_loaded_meanwhile_stays(self, store):
         kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
         fresh = store.ask(4096, device=None)
@@ -200,7 +198,7 @@ class TestLoading:
         assert kernel.tier == "default"
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_threads_may_call_meanwhile(self, store: Any, loads: list[str]) -> None:
+    def test_threads_may_call_meanwhile(self, store, loads):
         kernel = store.ask(4096, device=None)
         kernel.load()
         done = threading.Event()
@@ -228,10 +226,10 @@ SIZES = {"M": 640, "N": 640, "K": 640}
 @pytest.mark.usefixtures("live_gpu")
 class TestOperations:
     @pytest.fixture(autouse=True)
-    def _without_a_model_only_measurements_are_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _without_a_model_only_measurements_are_known(self, monkeypatch):
         monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
-    def test_another_kernel_takes_over(self, loads: list[str]) -> None:
+    def test_another_kernel_takes_over(self, loads):
         store_default("sgemm", SIZES, "float32", 50.0)
         kernel = get_best_kernel("matmul", **SIZES, dtype="float32", library=False)
         assert (kernel.kernel, kernel.tier) == ("sgemm", "exact")
@@ -244,7 +242,7 @@ class TestOperations:
         assert len(loads) == 2
         assert get_best_kernel("matmul", **SIZES, dtype="float32", library=False) is kernel
 
-    def test_a_library_gives_way_to_a_kernel(self, loads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_library_gives_way_to_a_kernel(self, loads, monkeypatch):
         operation = load_operation("matmul")
         monkeypatch.setitem(_added, operation.name, {"mine": Library("mine", "1", print)})
         monkeypatch.setattr("autotile.serving.operations.LIBRARIES", ())
@@ -262,9 +260,7 @@ class TestOperations:
 
 
 class TestDatabase:
-    def test_both_ways_of_reading_agree_and_nothing_is_read_while_the_file_is_the_same(
-        self, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_both_ways_of_reading_agree_and_nothing_is_read_while_the_file_is_the_same(self, store, monkeypatch):
         store.ask(4096)
         store.put(8192, BEST)
         location = read_settings().database
@@ -276,7 +272,7 @@ class TestDatabase:
         monkeypatch.setattr(refreshing, "read_file", lambda *_: pytest.fail("read"))
         assert poll() == 0
 
-    def test_a_write_changes_the_signature(self, store: Any) -> None:
+    def test_a_write_changes_the_signature(self, store):
         location = read_settings().database
         seen = [file_signature(location)]
         for config in (BEST, BETTER):
@@ -286,7 +282,7 @@ class TestDatabase:
         assert len(set(seen)) == 3
         assert file_signature("postgresql://host/name") is None
 
-    def test_a_server_is_asked_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_is_asked_rarely(self, monkeypatch):
         place = refreshing.WatchedDatabase("postgresql://host/name")
         asked: list[int] = []
         monkeypatch.setattr(refreshing, "read_server", lambda *_: asked.append(1) or frozenset())
@@ -317,7 +313,7 @@ print(kernel.tier, kernel.config)
 
 
 class TestThread:
-    def test_another_process_tunes(self, store: Any) -> None:
+    def test_another_process_tunes(self, store):
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
         environment = {**os.environ, "AUTOTILE_REFRESH": "0.05"}
         command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(store.path)]
@@ -329,7 +325,7 @@ class TestThread:
         assert lines == ["['MainThread']", started, "0", "ready", f"exact {BEST}"]
         assert program.returncode == 0
 
-    def test_a_long_refresh_ends_with_the_process(self, store: Any) -> None:
+    def test_a_long_refresh_ends_with_the_process(self, store):
         thread = refreshing._RefreshThread()
         refresher = refreshing.Refresher(default_dispatcher.misses, lambda kernel: kernel)
         began = threading.Event()
@@ -341,7 +337,7 @@ class TestThread:
         assert not thread._threads[0].is_alive()
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_none_is_started_for_inspection_or_when_off(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_none_is_started_for_inspection_or_when_off(self, store, monkeypatch):
         watched: list[object] = []
         with monkeypatch.context() as patch:
             patch.setattr(refreshing._thread, "watch", watched.append)
@@ -358,8 +354,8 @@ class TestPause:
         [("7.5", None, [7.5] * 4, 3), ("0.25", None, [0.25] * 4, 3), ("5", 18.0, [5.0, 18.0, 5.0, 18.0], 1)],
     )
     def test_between_two_looks_it_is_the_setting_and_after_a_choice_what_that_asks_for(
-        self, setting: str, pause_s: float | None, expected: Any, polls: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, setting, pause_s, expected, polls, monkeypatch
+    ):
         monkeypatch.setenv("AUTOTILE_REFRESH", setting)
         thread, polled, waits_s = refreshing._RefreshThread(), [], list[float]()
 
@@ -378,7 +374,7 @@ class TestPause:
         assert waits_s[:4] == expected
         assert len(polled) == polls
 
-    def test_after_a_choice_it_is_nine_times_what_that_took(self, store: Any, clock: Any, monkeypatch: Any) -> None:
+    def test_after_a_choice_it_is_nine_times_what_that_took(self, store, clock, monkeypatch):
         store.ask(4096)
         paused, choose = list[float](), default_dispatcher.find
 
@@ -438,7 +434,7 @@ def call(kernel: BoundKernel, times: int = 1) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch):
     """A clock that is set by the test."""
     clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(refreshing, "time", clock)
@@ -446,7 +442,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def slow_writes(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_writes(clock, monkeypatch):
     """Writes that take a second."""
     write = refreshing._write
 
@@ -458,15 +454,13 @@ def slow_writes(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def of_another_size(store: Any, live_gpu: None) -> None:
+def of_another_size(store, live_gpu):
     store.put(4096, BEST)
 
 
 @pytest.mark.usefixtures("of_another_size")
 class TestWhenCountsAreWritten:
-    def test_serving_writes_nothing_and_a_kernel_that_was_never_called_counts_as_one_call(
-        self, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_serving_writes_nothing_and_a_kernel_that_was_never_called_counts_as_one_call(self, store, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(refreshing, "_write", lambda *_: pytest.fail("written while serving"))
             called, never_called = store.ask(8192, device=None), store.ask(500, device=None)
@@ -478,7 +472,7 @@ class TestWhenCountsAreWritten:
         assert flushed() == flushed() == {8192: 9, 500: 1}
 
     @pytest.mark.usefixtures("clock")
-    def test_the_first_call_and_each_doubling_without_an_sql_engine(self, store: Any, monkeypatch: Any) -> None:
+    def test_the_first_call_and_each_doubling_without_an_sql_engine(self, store, monkeypatch):
         """If writing takes no time; a killed process then loses less than half of its calls."""
         kernel = store.ask(8192, device=None)
         for calls in range(1, 18):
@@ -488,7 +482,7 @@ class TestWhenCountsAreWritten:
             assert counted() == {8192: 2 ** (calls.bit_length() - 1)}
 
     @pytest.mark.usefixtures("slow_writes")
-    def test_writing_takes_one_percent_of_the_time(self, store: Any, clock: Any) -> None:
+    def test_writing_takes_one_percent_of_the_time(self, store, clock):
         kernel = store.ask(8192, device=None)
         for pause_s, calls, written in ((0.0, 1000, 1), (99.0, 1000, 1), (2.0, 48, 2048)):
             clock.now_s += pause_s
@@ -496,13 +490,13 @@ class TestWhenCountsAreWritten:
             assert counted() == {8192: written}
 
     @pytest.mark.usefixtures("slow_writes")
-    def test_first_calls_are_written_at_any_time(self, store: Any) -> None:
+    def test_first_calls_are_written_at_any_time(self, store):
         for n in (8192, 500, 700):
             call(store.ask(n, device=None), 3)
         assert counted() == {8192: 1, 500: 1, 700: 1}
 
     @pytest.mark.usefixtures("slow_writes")
-    def test_a_write_includes_the_other_kernels(self, store: Any, clock: Any) -> None:
+    def test_a_write_includes_the_other_kernels(self, store, clock):
         """Otherwise, of several kernels that are called alternately, always the same one would be written."""
         kernels = [store.ask(n, device=None) for n in (8192, 500)]
         for kernel in kernels:
@@ -511,7 +505,7 @@ class TestWhenCountsAreWritten:
         call(kernels[0], 28)
         assert counted() == {8192: 128, 500: 100}
 
-    def test_bound_launches_are_counted(self, store: Any) -> None:
+    def test_bound_launches_are_counted(self, store):
         kernel = store.ask(8192, device=None)
         launched: list[None] = []
         kernel._launcher = SimpleNamespace(bind=lambda *_: lambda: launched.append(None))
@@ -525,7 +519,7 @@ class TestWhenCountsAreWritten:
 
 class TestDatabases:
     @pytest.mark.usefixtures("live_gpu", "clock")  # without a pause after what cannot be written
-    def test_none_is_made_and_one_may_be_named_by_the_url_of_its_file(self, store: Any) -> None:
+    def test_none_is_made_and_one_may_be_named_by_the_url_of_its_file(self, store):
         call(store.ask(8192, device=None))
         default_dispatcher.misses.flush()
         assert not Path(read_settings().database).exists()
@@ -534,7 +528,7 @@ class TestDatabases:
         assert counted() == {8192: 1}
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_a_server_is_waited_for_a_few_seconds_at_most(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_is_waited_for_a_few_seconds_at_most(self, store, monkeypatch):
         opened: list[tuple[str, float]] = []
 
         def note(location: str, *, server_timeout_s: float) -> None:
@@ -547,9 +541,7 @@ class TestDatabases:
         assert opened == [("postgresql+psycopg://me:secret@far.away/db", 2.0)]
 
     @pytest.mark.usefixtures("of_another_size")
-    def test_counts_that_cannot_be_written_are_kept_and_no_error_reaches_the_caller(
-        self, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_counts_that_cannot_be_written_are_kept_and_no_error_reaches_the_caller(self, store, monkeypatch):
         kernel = store.ask(8192, device=None)
         for write in (lambda *_, **__: False, lambda *_, **__: 1 / 0):
             with monkeypatch.context() as patch:
@@ -560,7 +552,7 @@ class TestDatabases:
         assert flushed() == {8192: 10}
 
     @pytest.mark.usefixtures("of_another_size", "slow_writes")
-    def test_a_locked_one_delays_one_call_for_a_moment(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_locked_one_delays_one_call_for_a_moment(self, store, monkeypatch):
         kernels, waits_s = [store.ask(n, device=None) for n in (8192, 500, 700)], list[float]()
         connect: Callable[..., sqlite3.Connection] = sqlite3.connect
         with closing(connect(read_settings().database, isolation_level=None)) as other, monkeypatch.context() as patch:
@@ -575,7 +567,7 @@ class TestDatabases:
         assert flushed() == {8192: 1000, 500: 1000, 700: 1000}
 
     @pytest.mark.usefixtures("of_another_size")
-    def test_a_call_does_not_wait_for_another_thread(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_call_does_not_wait_for_another_thread(self, store, monkeypatch):
         kernel, other = store.ask(8192, device=None), store.ask(500, device=None)
         writing, go_on = threading.Event(), threading.Event()
         add_misses: Callable[..., bool] = refreshing.write_file
@@ -609,16 +601,14 @@ class TestProcesses:
             ("fork os.fork forkserver spawn", False, {500: 110, 501: 10, 502: 110, 503: 110, 8192: 7}),
         ],
     )
-    def test_every_process_writes_its_calls_at_its_end(
-        self, store: Any, tmp_path: Path, methods: str, alone: bool, expected: dict[int, int]
-    ) -> None:
+    def test_every_process_writes_its_calls_at_its_end(self, store, tmp_path, methods, alone, expected):
         """Each writes its own calls once; a child does not write the unwritten counts of its parent."""
         store.put(4096, BEST)
         done = run(tmp_path, str(store.path), methods, "alone" if alone else "with its parent")
         assert (done.returncode, done.stderr) == (0, "")
         assert counted() == expected
 
-    def test_no_miss_of_a_killed_process_is_lost(self, store: Any, tmp_path: Path) -> None:
+    def test_no_miss_of_a_killed_process_is_lost(self, store, tmp_path):
         store.put(4096, BEST)
         done = run(tmp_path, str(store.path), "kill", "with its parent")
         assert done.returncode == -signal.SIGKILL
@@ -650,7 +640,7 @@ class Code(KernelCode):
 
 
 @pytest.fixture(autouse=True)
-def code_loads_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def code_loads_itself(monkeypatch):
     load = launching.KernelLauncher
     monkeypatch.setattr(launching, "KernelLauncher", lambda code, at: getattr(code, "load", partial(load, code))(at))
 
@@ -661,12 +651,12 @@ def served(code: Code) -> BoundKernel:
 
 
 @pytest.fixture
-def chosen() -> Code:
+def chosen():
     return Code(32, is_compiled=False)
 
 
 @pytest.fixture
-def kernel(chosen: Code) -> BoundKernel:
+def kernel(chosen):
     """What was chosen, with another kernel that may stand in for it."""
     kernel, other = served(chosen), served(Code(16, is_compiled=True))
     kernel.find_stand_in = lambda: other
@@ -679,7 +669,7 @@ def end_compilation(code: Code) -> None:
 
 
 class TestAside:
-    def test_as_many_jobs_run_at_once_as_there_may_be_threads(self) -> None:
+    def test_as_many_jobs_run_at_once_as_there_may_be_threads(self):
         together, ended = threading.Barrier(3), list[int]()
         threads = aside.AsideThreads("test", limit=3)
         for number in range(3):
@@ -692,7 +682,7 @@ class TestAside:
         assert not any(thread.is_alive() for thread in threads._threads)
 
     @pytest.mark.parametrize("fault", [None, InputError("no kernel computes it")])
-    def test_a_product_is_chosen_aside_once_and_faults_are_of_the_next_call(self, fault: Any, chosen: Code) -> None:
+    def test_a_product_is_chosen_aside_once_and_faults_are_of_the_next_call(self, fault, chosen):
         chosen.is_compiled, asked, may_choose = True, list[int](), threading.Event()
 
         def serve() -> BoundKernel:
@@ -714,7 +704,7 @@ class TestAside:
 
 
 class TestStandIns:
-    def test_what_is_compiled_serves_until_the_choice_takes_over(self, chosen: Code, kernel: BoundKernel) -> None:
+    def test_what_is_compiled_serves_until_the_choice_takes_over(self, chosen, kernel):
         reports: list[int] = []
         kernel.report_calls(lambda calls: reports.append(calls) or 10**9)
         kernel("A", "B", "C")
@@ -730,9 +720,7 @@ class TestStandIns:
         assert reports == [2]
 
     @pytest.mark.parametrize("way", ["nothing else", "is compiled", "load", "bind", "load later", "bind later"])
-    def test_a_call_waits_where_it_must_or_may(
-        self, chosen: Code, kernel: BoundKernel, way: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_call_waits_where_it_must_or_may(self, chosen, kernel, way, monkeypatch):
         chosen.is_compiled = way == "is compiled"
         if way == "nothing else":
             kernel.find_stand_in = lambda: None
@@ -751,14 +739,14 @@ class TestStandIns:
         assert kernel.config["TILE"] == 32
         assert kernel.is_loaded
 
-    def test_a_choice_that_cannot_be_loaded_says_so_and_never_serves(self, chosen: Code, kernel: BoundKernel) -> None:
+    def test_a_choice_that_cannot_be_loaded_says_so_and_never_serves(self, chosen, kernel):
         chosen.fault = InputError("the compiler refused it")
         kernel("A", "B", "C")
         end_compilation(chosen)
         assert kernel.config["TILE"] == 16
         assert "which cannot be loaded: the compiler refused it" in explain(PROBLEM, DEVICE, kernel.choice)
 
-    def test_what_was_adopted_meanwhile_stays(self, chosen: Code, kernel: BoundKernel) -> None:
+    def test_what_was_adopted_meanwhile_stays(self, chosen, kernel):
         newer = served(Code(8, is_compiled=True))
         kernel("A", "B", "C")
         newer.load()
@@ -766,7 +754,7 @@ class TestStandIns:
         end_compilation(chosen)
         assert kernel.config["TILE"] == 8
 
-    def test_a_race_waits_for_arrays_that_allow_it(self) -> None:
+    def test_a_race_waits_for_arrays_that_allow_it(self):
         first, fastest = (served(Code(tile, is_compiled=True)) for tile in (16, 8))
         raced: list[object] = []
 
@@ -786,7 +774,7 @@ class TestStandIns:
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_new_sizes_need_no_compiler(self, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_new_sizes_need_no_compiler(self, dtype, tmp_path, monkeypatch):
         import cupy
 
         monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path))

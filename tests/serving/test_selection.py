@@ -284,7 +284,7 @@ SCENARIOS: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("steps", SCENARIOS.values(), ids=SCENARIOS)
-def test_what_is_served_step_by_step(store: Any, steps: list[Step]) -> None:
+def test_what_is_served_step_by_step(store, steps):
     for step in steps:
         step(store)
 
@@ -294,12 +294,12 @@ OTHER_VERSIONS = [{"template_hash": "0" * 64}, {"space_hash": "0" * 64}, {"optio
 
 @pytest.mark.parametrize("store_one", [lambda **key: put(4096, LARGE, **key), learned], ids=["result", "rule"])
 @pytest.mark.parametrize("changes", [*OTHER_VERSIONS, {"dtype": "float64"}, {"kernel": "other"}])
-def test_results_and_rules_of_another_version_are_not_served(store: Any, store_one: Any, changes: Any) -> None:
+def test_results_and_rules_of_another_version_are_not_served(store, store_one, changes):
     store_one(**changes)(store)
     asked(4096, "default", choice__compared=None)(store)
 
 
-def test_the_explanation_of_an_exact_result(store: Any) -> None:
+def test_the_explanation_of_an_exact_result(store):
     store.put(4096, LARGE)
     store.put(8192, SMALL)
     kernel = store.ask(4096)
@@ -314,14 +314,14 @@ def test_the_explanation_of_an_exact_result(store: Any) -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_the_default(store: Any) -> None:
+def test_the_default(store):
     asked(4096, "default", DEFAULT, "the default configuration; run `autotile tune`", measurement=None)(store)
     asked(4096, "default", tuned_at=None, source="")(store)
     with pytest.raises(InputError, match="enough_blocks"):
         store.ask(8)  # nothing is valid
 
 
-def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key(store: Any) -> None:
+def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key(store):
     store.put(4096, LARGE, time_us=12345.6, device=REPLAYED)
     kernel = store.ask(4096, device="rtx-3090")
     assert (kernel.tier, kernel.tuned_on) == ("transferred", "NVIDIA H200")
@@ -335,7 +335,7 @@ def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key(store: Any) -> N
 
 
 @pytest.mark.usefixtures("live_gpu")
-def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(store: Any) -> None:
+def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(store):
     said = "It was tuned from a recording of this GPU, not on the GPU itself. There it took"
     put(4096, LARGE, device=REPLAYED)(store)
     asked(4096, "transferred", LARGE, said, device=None)(store)
@@ -350,7 +350,7 @@ def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(store: A
         (NOW - datetime(2140, 5, 1, 12, tzinfo=UTC), "when tuned, on 2140-05-01 by a clock ahead of this one."),
     ],
 )
-def test_the_age_is_told(age: timedelta, said: str) -> None:
+def test_the_age_is_told(age, said):
     choice = Choice("exact", SMALL, Measurement(10.0, 9.0, 11.0), source="cuda", tuned_at=datetime.now(UTC) - age)
     assert explain(Problem("scale", {"n": 1}, "float32"), PROFILE, choice).endswith(said)
 
@@ -363,11 +363,11 @@ class TestUntuned:
         return untuned_config(request)
 
     @pytest.mark.parametrize("name", ["sgemm", "sgemm_2d", "gemm_mma", "gemm_wgmma", "matmul_naive"])
-    def test_the_default_is_served_where_it_fits_and_a_guess_does_not_replace_it(self, name: str) -> None:
+    def test_the_default_is_served_where_it_fits_and_a_guess_does_not_replace_it(self, name):
         n = 1 if name == "matmul_naive" else 4096
         assert self.serve(name, M=4096, N=n, K=4096) == (dict(load_kernel(name).spec.default), None)
 
-    def test_one_block_of_a_deep_product_is_split(self) -> None:
+    def test_one_block_of_a_deep_product_is_split(self):
         config, estimated = self.serve("gemm_mma", M=64, N=64, K=131072)
         assert estimated.default_us > 20 * estimated.time_us
         assert config["SPLIT_K"] > 8
@@ -383,7 +383,7 @@ class TestUntuned:
         assert estimated.reason in text
         assert chosen(kernel, problem, PROFILE, bundled=True).config == kernel.spec.default
 
-    def test_where_the_default_does_not_suit_the_least_estimate_is_served(self) -> None:
+    def test_where_the_default_does_not_suit_the_least_estimate_is_served(self):
         config, estimated = self.serve("sgemm", M=2047, N=2049, K=2051)
         assert config["VEC"] == 1
         assert estimated.default_us is None
@@ -391,7 +391,7 @@ class TestUntuned:
         assert nothing is None
         assert first != config
 
-    def test_a_wrong_configuration_is_not_served(self) -> None:
+    def test_a_wrong_configuration_is_not_served(self):
         best, _ = self.serve("gemm_mma", M=16, N=4096, K=4096)
         other, estimated = self.serve("gemm_mma", M=16, N=4096, K=4096, wrong={config_key(best)})
         assert other != best
@@ -405,7 +405,7 @@ class TestUntuned:
 
         assert self.serve("gemm_mma", M=16, N=4096, K=4096, wrong=AllOthers()) == (default, None)
 
-    def test_of_a_large_space_a_sample_is_estimated_of_a_huge_one_nothing(self, monkeypatch: Any) -> None:
+    def test_of_a_large_space_a_sample_is_estimated_of_a_huge_one_nothing(self, monkeypatch):
         whole = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
         monkeypatch.setattr(selection, "_MAX_ROWS", 200)
         sample = self.serve("gemm_mma", M=16, N=4096, K=4096)[1]
@@ -414,7 +414,7 @@ class TestUntuned:
         assert self.serve("gemm_mma", M=16, N=4096, K=4096) == (dict(load_kernel("gemm_mma").spec.default), None)
 
     @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.npz")), ids=lambda path: path.stem)
-    def test_what_is_confident_is_never_slower(self, path: Path) -> None:
+    def test_what_is_confident_is_never_slower(self, path):
         """Each recorded configuration in the place of the default, against the recorded one of the least estimate."""
         recording = read_recording(path)
         header, spec = recording.header, load_kernel(recording.header.key.kernel).spec
@@ -429,9 +429,7 @@ class TestUntuned:
 
     @pytest.mark.parametrize("name", ["sgemm", "sgemm_ws", "gemm_mma", "sgemm_bf16x6", "gemm_wgmma"])
     @pytest.mark.parametrize("sizes", [(2, 4096, 7168), (4096, 16, 512)])
-    def test_it_is_served_as_a_search_would_begin(
-        self, name: str, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_is_served_as_a_search_would_begin(self, name, sizes, monkeypatch):
         """If any configuration is valid, there is a space to search."""
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, dict(zip("MNK", sizes, strict=True)), kernel.spec.dtypes[0])
@@ -456,7 +454,7 @@ class TestFarAway:
 
     @pytest.mark.parametrize("device", ["h200", "a100"])
     @pytest.mark.parametrize("size", [1024, 2048, 4096])
-    def test_a_winner_of_far_smaller_products_is_not_served(self, device: str, size: int) -> None:
+    def test_a_winner_of_far_smaller_products_is_not_served(self, device, size):
         kernel, properties = load_kernel("sgemm"), device_profile(device)
         problem = resolve_problem(kernel.spec, dict.fromkeys("MNK", size), "float32")
         small = [best for best in self.SHIPPED if all(best.key.sizes[name] <= 256 for name in "MNK")]
@@ -464,13 +462,13 @@ class TestFarAway:
         choice = chosen(kernel, problem, properties, winners=small)
         assert meets_heuristics(kernel.spec, choice.config, problem.sizes, properties)
 
-    def test_a_winner_nearby_is_served_though_a_search_would_not_try_it(self) -> None:
+    def test_a_winner_nearby_is_served_though_a_search_would_not_try_it(self):
         best = next(best for best in self.SHIPPED if best.key.sizes["M"] == best.key.sizes["N"] == 256)
         problem = Problem("sgemm", {**best.key.sizes, "M": 400}, "float32")
         choice = chosen(load_kernel("sgemm"), problem, winners=[best])
         assert (choice.tier, choice.config) == ("nearest", best.config)
 
-    def test_a_size_beyond_what_was_checked_gets_the_default(self, tmp_path: Path) -> None:
+    def test_a_size_beyond_what_was_checked_gets_the_default(self, tmp_path):
         tune(tmp_path / "far.db", "4096x4096x4096", seed=11)
         assert serve(tmp_path / "far.db", "2048x2048x2048").choice.tier == "nearest"
         far = serve(tmp_path / "far.db", "100000x100000x8")
@@ -544,7 +542,7 @@ def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tu
 class TestOtherSizes:
     """Results of other sizes are served where they are expected to be faster than what an empty database serves."""
 
-    def test_none_gets_slower_than_without_a_database_and_on_average_they_get_faster(self, tmp_path: Path) -> None:
+    def test_none_gets_slower_than_without_a_database_and_on_average_they_get_faster(self, tmp_path):
         alone = []
         for tuned in (["1024x1024x1024", "4096x4096x4096"], *([text] for text in RECORDINGS)):
             found = times_elsewhere(tmp_path / f"{len(tuned)}-{tuned[0]}.db", 11, tuned)
@@ -554,7 +552,7 @@ class TestOtherSizes:
         served, nearest, empty = np.exp(np.log(alone).mean(axis=0))
         assert served < 0.95 * min(nearest, empty)
 
-    def test_a_slower_tile_gives_way_and_a_finalist_serves_where_the_winner_would_be_slow(self, tmp_path: Path) -> None:
+    def test_a_slower_tile_gives_way_and_a_finalist_serves_where_the_winner_would_be_slow(self, tmp_path):
         winner = tune(tmp_path / "t.db", "4096x4096x4096", 0)
         exact, near, small = (
             serve(tmp_path / "t.db", text) for text in ("4096x4096x4096", "2000x3000x1000", "1024x1024x1024")
@@ -584,9 +582,7 @@ class TestOtherSizes:
     ("default_us", "near", "far"),
     [(13.0, 4097, 4096 * 256), (11.0, 4097, 8192), (None, 4097, 16384)],  # a large, a small, and the usual gain
 )
-def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(
-    store: Any, default_us: float | None, near: int, far: int
-) -> None:
+def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(store, default_us, near, far):
     """Only the blocks are counted."""
     text = store.path.read_text().partition("[work]")[0] + '[computed]\nblocks = "number"\n'
     text = text.replace("ceil_div(n, THREADS * WORK)", "computed.blocks")
@@ -604,7 +600,7 @@ class TestFamilies:
     """Configurations that a family's rule serves, and those that it never serves."""
 
     @pytest.fixture(autouse=True)
-    def _kernel(self, store: Any) -> None:
+    def _kernel(self, store):
         self.kernel: Kernel = store.kernel
         self.problem = Problem("scale", {"n": 4097}, "float32")
         self.key = key_of(self.kernel, self.problem, H200, nvrtc_version="13.0", l2_mode="cold")
@@ -624,7 +620,7 @@ class TestFamilies:
         assert read == rule
         return StoredRule(structs.replace(self.key, sizes={}), H200, read, NOW)
 
-    def test_inside_the_family_the_rule_chooses(self, store: Any) -> None:
+    def test_inside_the_family_the_rule_chooses(self, store):
         learned()(store)
         small, large = store.ask(4097), store.ask(50_001)
         assert (small.tier, small.config) == ("family", SMALL)
@@ -636,9 +632,7 @@ class TestFamilies:
             "to 12, cold L2) when tuned today."
         )
 
-    def test_rules_that_come_with_autotile_serve_behind_the_users(
-        self, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rules_that_come_with_autotile_serve_behind_the_users(self, store, tmp_path, monkeypatch):
         learned()(store)
         with Database.open(read_settings().database) as database:
             (stored,) = database.rules()
@@ -652,7 +646,7 @@ class TestFamilies:
         asked(200_000, "family", LARGE, "The result came with autotile")(store)
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_strict_serving_takes_no_rule(self, store: Any) -> None:
+    def test_strict_serving_takes_no_rule(self, store):
         store.put(200_000, DEFAULT)
         learned()(store)
         asked(4097, "family", device=None)(store)
@@ -667,14 +661,14 @@ class TestFamilies:
             ([(2.24, 0.1)] * 6, "it took 2.95 times as long as serving without it"),
         ],
     )
-    def test_a_rule_that_is_not_surely_better_is_not_served(self, losses: Any, said: str) -> None:
+    def test_a_rule_that_is_not_surely_better_is_not_served(self, losses, said):
         choice = self.choice(self.timed(losses))
         assert (choice.tier, choice.config) == ("default", DEFAULT)
         assert "A rule was learned for the family n=1..10000, but is not in force: " in choice.unapplied
         assert said in choice.unapplied
         assert choice.unapplied in explain(self.problem, H200, choice)
 
-    def test_a_rule_that_is_surely_better_is_served_also_in_place_of_a_newer_one_that_is_not(self) -> None:
+    def test_a_rule_that_is_surely_better_is_served_also_in_place_of_a_newer_one_that_is_not(self):
         choice = self.choice(self.timed([(0.0, 0.5), (0.1, 0.4)] * 5))
         assert (choice.tier, choice.config, choice.unapplied) == ("family", SMALL, "")
         assert "at 10 held-out points it took 0.7" in choice.rule
@@ -682,7 +676,7 @@ class TestFamilies:
         assert self.choice(bad, good).config == SMALL
         assert self.choice(good, bad).config == SMALL
 
-    def test_a_choice_that_is_expected_to_be_slower_is_passed_over(self) -> None:
+    def test_a_choice_that_is_expected_to_be_slower_is_passed_over(self):
         wide = {**SGEMM.spec.default, "BN": 256, "BK": 16, "TM": 16, "STAGES": 1, "UNROLL": 16, "MIN_BLOCKS": 1}
         family = parse_family(SGEMM.spec, [f"{name}=1..8192" for name in "MNK"])
         times_us = (2775.0, 2770.0, 2780.0), (3127.0, 3120.0, 3130.0)
@@ -700,11 +694,11 @@ class TestFamilies:
         assert "it is expected to take 1." in small.unapplied
 
     @pytest.mark.parametrize(("registers", "expected"), [(64, SMALL), (400, DEFAULT)])
-    def test_what_with_its_registers_does_not_fit(self, registers: int, expected: Config) -> None:
+    def test_what_with_its_registers_does_not_fit(self, registers, expected):
         rule = rule_of(self.family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
         assert self.choice(StoredRule(structs.replace(self.key, sizes={}), H200, rule, NOW)).config == expected
 
-    def test_what_was_found_to_be_wrong_for_this_problem(self) -> None:
+    def test_what_was_found_to_be_wrong_for_this_problem(self):
         rule = rule_of(self.family, (SMALL, LARGE), Leaf((0, 1)))
         stored = StoredRule(structs.replace(self.key, sizes={}), H200, rule, NOW)
         wrong = StoredVerdict(self.key, config_key(SMALL), passed=False)
@@ -719,7 +713,7 @@ class TestFamilies:
         ):
             assert self.choice(stored, checks=checks).config == expected, checks
 
-    def test_a_rule_does_not_load_what_learning_needs(self, store: Any) -> None:
+    def test_a_rule_does_not_load_what_learning_needs(self, store):
         learned()(store)
         code = (
             "import sys, autotile\n"
@@ -738,9 +732,7 @@ sizes = st.integers(1, 4096)
 
 
 @given(sizes, sizes, sizes, st.permutations(range(3)), st.sampled_from(["waves", "work_ratio", "size", "alignment"]))
-def test_what_a_rule_serves_is_valid_at_any_sizes_in_any_order(
-    m: int, n: int, k: int, order: list[int], kind: Any
-) -> None:
+def test_what_a_rule_serves_is_valid_at_any_sizes_in_any_order(m, n, k, order, kind):
     problem = Problem("matmul_tiled", {"M": m, "N": n, "K": k}, "float32")
     key = structs.replace(key_of(TILED, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
     of_size = kind in ("size", "alignment")

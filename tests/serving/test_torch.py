@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,13 +43,13 @@ class Mlp(nn.Module):  # type: ignore[misc]
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     torch.manual_seed(0)
     return Mlp()
 
 
 @pytest.fixture
-def apart() -> Iterator[None]:
+def apart():
     """Inductor as it is before autotile joins, and after."""
     inductor = pytest.importorskip("autotile.torch.inductor")
     before = list(inductor._asked)
@@ -69,7 +69,7 @@ STACKED = [
 
 
 @pytest.mark.parametrize("shapes", STACKED)
-def test_a_traced_product_has_the_shape_that_pytorch_gives_it(shapes: Any) -> None:
+def test_a_traced_product_has_the_shape_that_pytorch_gives_it(shapes):
     with torch._subclasses.FakeTensorMode():
         a, b = (torch.empty(shape, device="cuda") for shape in shapes)
         assert autotile.torch.matmul(a, b).shape == torch.matmul(a, b).shape
@@ -91,7 +91,7 @@ TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 @pytest.mark.parametrize("shapes", [((5, 6), (6, 4)), ((2, 5, 6), (6, 4)), ((6,), (2, 6, 4))])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transformed_products_are_pytorchs(transform: Callable[..., Any], shapes: Any) -> None:
+def test_transformed_products_are_pytorchs(transform, shapes):
     a, b = map(torch.randn, shapes)
     compiled = torch.compile(partial(transform, autotile.torch.matmul), backend="eager")
     for transformed in (partial(transform, autotile.torch.matmul), compiled):
@@ -99,7 +99,7 @@ def test_transformed_products_are_pytorchs(transform: Callable[..., Any], shapes
 
 
 @pytest.mark.parametrize("values", [{"allow_tf32": (True, False)}, {"fp32_precision": ("tf32", "ieee")}])
-def test_tf32_is_allowed_by_either_setting(values: dict[str, tuple[object, object]]) -> None:
+def test_tf32_is_allowed_by_either_setting(values):
     """PyTorch raises where one is asked for after the other was set."""
     ((name, (allow, forbid)),) = values.items()
     for value in (allow, forbid) if hasattr(torch.backends.cuda.matmul, name) else ():
@@ -109,7 +109,7 @@ def test_tf32_is_allowed_by_either_setting(values: dict[str, tuple[object, objec
             autotile.torch.matmul(torch.ones(2, 2), torch.ones(2, 2))
 
 
-def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch() -> None:
+def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch():
     for shapes in (((), (64,)), ((2, 5, 64), (3, 64, 8)), ((64,), ())):
         with pytest.raises(RuntimeError):
             autotile.torch.matmul(*map(torch.empty, shapes))
@@ -117,7 +117,7 @@ def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shapes", STACKED)
-def test_stacks_and_vectors_with_their_gradients(shapes: Any) -> None:
+def test_stacks_and_vectors_with_their_gradients(shapes):
     factors = [torch.randn(shape, device="cuda", requires_grad=True) for shape in shapes]
     expected = torch.matmul(*(one.double() for one in factors))
     gradient = torch.randn(expected.shape, device="cuda")
@@ -131,7 +131,7 @@ def test_stacks_and_vectors_with_their_gradients(shapes: Any) -> None:
 
 
 class TestAccelerate:
-    def test_the_layers_that_may_gain_change_their_class_alone(self, model: Any) -> None:
+    def test_the_layers_that_may_gain_change_their_class_alone(self, model):
         x, before = torch.randn(4, 64), {name: id(one) for name, one in model.named_parameters()}
         expected, state = model(x), copy.deepcopy(model.state_dict())
         calls: list[Any] = []
@@ -148,7 +148,7 @@ class TestAccelerate:
         assert list(model.state_dict()) == list(state)
         model.load_state_dict(state)
 
-    def test_it_is_undone_exactly(self, model: Any) -> None:
+    def test_it_is_undone_exactly(self, model):
         before = [(type(one), dict(vars(one))) for one in model.modules()]
         with autotile.torch.accelerate(model, device="h200") as made:
             assert type(model.first) is autotile.torch.Linear
@@ -156,7 +156,7 @@ class TestAccelerate:
         made.undo()
         assert type(model.first) is nn.Linear
 
-    def test_a_copy_is_accelerated_too_and_stays_so(self, model: Any) -> None:
+    def test_a_copy_is_accelerated_too_and_stays_so(self, model):
         made = autotile.torch.accelerate(model, device="h200")
         copied = copy.deepcopy(model)
         made.undo()
@@ -164,12 +164,12 @@ class TestAccelerate:
         x = torch.randn(4, 64)
         assert torch.equal(copied(x), model(x))
 
-    def test_shared_layers_are_replaced_once(self, model: Any) -> None:
+    def test_shared_layers_are_replaced_once(self, model):
         both = nn.Sequential(model.first, model.second, model.first)
         made = autotile.torch.accelerate(both, device="h200")
         assert sum(len(one.names) for one in made.replaced) == 2
 
-    def test_again_there_is_nothing_to_do(self, model: Any) -> None:
+    def test_again_there_is_nothing_to_do(self, model):
         autotile.torch.accelerate(model, device="h200")
         again = autotile.torch.accelerate(model, device="h200")
         assert not again.replaced
@@ -177,7 +177,7 @@ class TestAccelerate:
         again.undo()
         assert type(model.first) is autotile.torch.Linear
 
-    def test_what_is_left_has_a_reason(self) -> None:
+    def test_what_is_left_has_a_reason(self):
         class Own(nn.Linear):  # type: ignore[misc]
             pass
 
@@ -206,11 +206,11 @@ class TestAccelerate:
         assert type(model.own) is Own
 
     @pytest.mark.parametrize("device", ["cpu", "meta"])
-    def test_where_there_is_no_gpu_nothing_is_replaced(self, device: str) -> None:
+    def test_where_there_is_no_gpu_nothing_is_replaced(self, device):
         made = autotile.torch.accelerate(nn.Linear(64, 256, bias=False, device=device))
         assert made.left == {"": f"it is on the device {device}"}
 
-    def test_what_is_expected_is_shown(self, model: Any) -> None:
+    def test_what_is_expected_is_shown(self, model):
         made = autotile.torch.accelerate(model, device="h200", rows=[777])
         gains = {gain.rows: gain for gain in made.replaced[0].gains}
         assert {1, 16, 128, 777, 1024, 4096} <= gains.keys()
@@ -222,7 +222,7 @@ class TestAccelerate:
             assert f"{gaining[0].kernel} in graphs" in text
         assert made.to_json()["left"] == made.left
 
-    def test_wrong_arguments(self, model: Any) -> None:
+    def test_wrong_arguments(self, model):
         for asked, said in (({"model": "mine"}, "model"), ({"rows": [0]}, "positive"), ({"device": "h2000"}, "h2000")):
             with pytest.raises(InputError, match=said):
                 autotile.torch.accelerate(**{"model": model, **asked})
@@ -233,18 +233,18 @@ class TestLeftToPytorch:
 
     @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64), (64,), (0, 64), (2, 0, 64)])
     @pytest.mark.parametrize("has_bias", [False, True])
-    def test_any_shape(self, shape: tuple[int, ...], has_bias: bool) -> None:
+    def test_any_shape(self, shape, has_bias):
         x, w, b = torch.randn(shape), torch.randn(48, 64), torch.randn(48)
         given = (x, w, b) if has_bias else (x, w)
         assert torch.equal(autotile.torch.linear(*given), nn.functional.linear(*given))
 
-    def test_errors_are_pytorchs(self) -> None:
+    def test_errors_are_pytorchs(self):
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
             autotile.torch.linear(torch.randn(3, 5), torch.randn(4, 6))
         with pytest.raises(TypeError, match="linear"):
             autotile.torch.linear(1, 2)  # type: ignore[arg-type]
 
-    def test_transforms_autocast_checkpoints_and_tracers(self, model: Any) -> None:
+    def test_transforms_autocast_checkpoints_and_tracers(self, model):
         autotile.torch.accelerate(model, device="h200")
         plain = copy.deepcopy(model)
         autotile.torch.accelerate(plain, device="h200").undo()
@@ -269,13 +269,13 @@ class TestLeftToPytorch:
             assert autotile.torch.linear(torch.empty(3, 64), torch.empty(8, 64)).shape == (3, 8)
 
     @pytest.mark.parametrize("strict", [False, True])
-    def test_an_exported_graph_is_pytorchs(self, model: Any, strict: bool) -> None:
+    def test_an_exported_graph_is_pytorchs(self, model, strict):
         autotile.torch.accelerate(model, device="h200")
         exported = torch.export.export(model, (torch.randn(4, 64),), strict=strict)
         assert "autotile" not in str(exported.graph)
         assert str(exported.graph).count("aten.linear.default") == 3
 
-    def test_a_call_that_is_left_is_counted_until_the_choice_changes(self) -> None:
+    def test_a_call_that_is_left_is_counted_until_the_choice_changes(self):
         products = autotile.torch.products
         x, w = torch.randn(4, 64), torch.randn(48, 64)
         served = autotile.get_best_kernel("matmul", M=4, N=48, K=64, dtype="float32", device="h200")
@@ -289,7 +289,7 @@ class TestLeftToPytorch:
         default_dispatcher.clear()
         assert key not in products._notes
 
-    def test_each_layout_of_a_product_is_chosen(self) -> None:
+    def test_each_layout_of_a_product_is_chosen(self):
         products, a = autotile.torch.products, torch.ones(512, 512, dtype=torch.bfloat16)
         asked = {"m": 512, "n": 512, "k": 512, "dtype": "bfloat16", "emulate": True, "device": "h200"}
         for b in (a, a.t()):
@@ -298,7 +298,7 @@ class TestLeftToPytorch:
             assert wait_for_compilations(60)
             assert products._products.find(a, b, "options").kernel.is_library
 
-    def test_a_layer_remembers_what_is_left_as_long_as_all_choices_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_layer_remembers_what_is_left_as_long_as_all_choices_stay(self, monkeypatch):
         products, asked = autotile.torch.products, []
         monkeypatch.setattr(
             products, "_decided_linear", lambda x, w, b, *_: asked.append(x) or nn.functional.linear(x, w, b)
@@ -334,7 +334,7 @@ class TestLeftToPytorch:
         default_dispatcher.asked = None
         assert calls_of(layer) == (0, 1)
 
-    def test_a_layer_that_gains_in_graphs_alone_costs_the_host_nothing(self) -> None:
+    def test_a_layer_that_gains_in_graphs_alone_costs_the_host_nothing(self):
         alone = nn.Linear(4096, 1024, bias=False, dtype=torch.bfloat16, device="meta")
         gaining = nn.Linear(2049, 6149, bias=False, dtype=torch.bfloat16, device="meta")
         made = autotile.torch.accelerate(nn.Sequential(alone, gaining), device="h200")
@@ -347,7 +347,7 @@ class TestLeftToPytorch:
 
 
 class TestRecorded:
-    def test_what_is_decided_changes_with_the_choice_but_not_within_a_checkpoint(self) -> None:
+    def test_what_is_decided_changes_with_the_choice_but_not_within_a_checkpoint(self):
         products = autotile.torch.products
         problem = {"m": 4, "n": 48, "k": 64, "dtype": "float32", "trans_b": True, "device": "h200"}
         served, decided = products.find_product(**problem), []
@@ -365,7 +365,7 @@ class TestRecorded:
         assert not products._decision("another", lambda: None, lambda kernel: True)
 
     @pytest.mark.parametrize("shape", [(4, 64), (2, 3, 64), (64,)])
-    def test_gradients_are_those_of_pytorch(self, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gradients_are_those_of_pytorch(self, shape, monkeypatch):
         """By PyTorch's products, in place of launches."""
         products = autotile.torch.products
         monkeypatch.setattr(products, "_launched_linear", lambda x, w, b, *_: nn.functional.linear(x, w, b))
@@ -381,7 +381,7 @@ class TestRecorded:
 @pytest.mark.usefixtures("apart")
 class TestCompiled:
     @pytest.mark.parametrize("dynamic", [False, True])
-    def test_a_layer_is_one_graph_of_pytorchs_operators(self, model: Any, dynamic: bool) -> None:
+    def test_a_layer_is_one_graph_of_pytorchs_operators(self, model, dynamic):
         autotile.torch.accelerate(model, device="h200")
         graphs, x = list[Any](), torch.randn(4, 64)
         keep = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731 - of two expressions
@@ -391,7 +391,7 @@ class TestCompiled:
         assert "autotile" not in graphs[0].code
         assert "linear" in graphs[0].code
 
-    def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model: Any) -> None:
+    def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model):
         inductor = autotile.torch.inductor
         config = pytest.importorskip("torch._inductor.config")
         config.inductor_choices_class = None
@@ -404,7 +404,7 @@ class TestCompiled:
         torch.compile(model, backend="eager")(torch.randn(4, 64))
         assert config.inductor_choices_class is None
 
-    def test_anothers_choices_stay(self) -> None:
+    def test_anothers_choices_stay(self):
         config = pytest.importorskip("torch._inductor.config")
         config.inductor_choices_class = other = lambda: None
         try:
@@ -415,7 +415,7 @@ class TestCompiled:
             config.inductor_choices_class = None
 
     @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
-    def test_inductors_cache_is_used(self, model: Any, mode: str) -> None:
+    def test_inductors_cache_is_used(self, model, mode):
         counters = torch._dynamo.utils.counters
         autotile.torch.join_inductor()
         x = torch.randn(4, 64)
@@ -441,7 +441,7 @@ class TestOnGpu:
     SIZES = (2048, 4096, 1024)
 
     @pytest.fixture
-    def layer(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def layer(self, monkeypatch):
         monkeypatch.setenv("AUTOTILE_WAIT", "on")
         default_dispatcher.clear()
         _, n, k = self.SIZES
@@ -450,7 +450,7 @@ class TestOnGpu:
         assert type(layer) is autotile.torch.Linear, made.left
         return layer
 
-    def test_calls_gradients_and_checkpoints(self, layer: Any) -> None:
+    def test_calls_gradients_and_checkpoints(self, layer):
         m, n, k = self.SIZES
         expected_of = copy.deepcopy(layer).double()
         expected_of.__class__ = nn.Linear
@@ -465,7 +465,7 @@ class TestOnGpu:
             assert close(y, true)
             assert all(close(own, one) for own, one in zip(found, want, strict=True))
 
-    def test_a_kernel_is_launched(self, layer: Any) -> None:
+    def test_a_kernel_is_launched(self, layer):
         m, _, k = self.SIZES
         x = torch.randn(m, k, device="cuda")
         with torch.no_grad():
@@ -475,7 +475,7 @@ class TestOnGpu:
         known = [one.kernel for one in default_dispatcher.products.values()]
         assert [one for one in known if not one.is_library and one.calls]
 
-    def test_tf32_is_left_to_pytorch(self, layer: Any) -> None:
+    def test_tf32_is_left_to_pytorch(self, layer):
         x = torch.randn(self.SIZES[0], self.SIZES[2], device="cuda")
         torch.backends.cuda.matmul.allow_tf32 = True
         try:
@@ -487,7 +487,7 @@ class TestOnGpu:
     @pytest.mark.usefixtures("apart")
     @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
     @pytest.mark.parametrize("has_bias", [False, True])
-    def test_inductor_calls_the_kernel(self, layer: Any, mode: str, has_bias: bool) -> None:
+    def test_inductor_calls_the_kernel(self, layer, mode, has_bias):
         if not has_bias:
             layer.bias = None
         code = pytest.importorskip("torch._inductor.utils").run_and_get_code
@@ -504,7 +504,7 @@ class TestOnGpu:
         assert "extern_kernels.autotile_" in "".join(sources)
 
     @pytest.mark.usefixtures("apart")
-    def test_stacks_gradients_and_dynamic_sizes_of_a_compiled_graph(self) -> None:
+    def test_stacks_gradients_and_dynamic_sizes_of_a_compiled_graph(self):
         autotile.torch.join_inductor()
         a, b = (torch.randn(4, 512, 512, device="cuda", requires_grad=True) for _ in range(2))
         weights = torch.randn(4, 512, 512, device="cuda")
@@ -516,7 +516,7 @@ class TestOnGpu:
             x, y = torch.randn(m, 512, device="cuda"), torch.randn(512, 300, device="cuda")
             assert close(compiled(x, y), x.double() @ y.double())
 
-    def test_a_captured_layer(self, layer: Any) -> None:
+    def test_a_captured_layer(self, layer):
         x = torch.randn(self.SIZES[0], self.SIZES[2], device="cuda")
         with torch.no_grad():
             expected = layer(x)

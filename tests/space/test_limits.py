@@ -198,7 +198,7 @@ def reason(launch: dict[str, Any], device: DeviceProperties = H200, **limits: fl
     return check_config(spec, {"P": 1}, SIZES, device)
 
 
-def test_the_limits_and_their_order() -> None:
+def test_the_limits_and_their_order():
     first = ["memory", "tensor_maps", "launches", "threads_per_block", "block_dims", "grid_dims", "cluster"]
     assert [limit.name for limit in LIMITS] == [*first, "registers", "shared_memory", "occupancy", "cooperative"]
 
@@ -241,13 +241,13 @@ ALLOWS = "NVIDIA H200 allows"
         ({"min_registers": 2**62}, "registers: "),
     ],
 )
-def test_one_line_with_figures(launch: dict[str, Any], line: str) -> None:
+def test_one_line_with_figures(launch, line):
     found = reason(launch)
     assert found.startswith(line)
     assert bool(found) == bool(line)
 
 
-def test_occupancy_counts_what_the_file_declares_and_registers_are_handed_out_in_units() -> None:
+def test_occupancy_counts_what_the_file_declares_and_registers_are_handed_out_in_units():
     launch = {"block": [256], "dynamic_smem_bytes": 100_000}  # two blocks of 8 warps on an SM of 64
     assert occupancy(256, 0, 100_000, H200).occupancy == 0.25
     assert reason(launch, min_occupancy=0.25) == ""
@@ -261,7 +261,7 @@ def test_occupancy_counts_what_the_file_declares_and_registers_are_handed_out_in
     )
 
 
-def test_stages_count_what_each_limit_left() -> None:
+def test_stages_count_what_each_limit_left():
     spec = make_spec(
         {"T": [32, 1024, 2048], "Z": [1, 65], "G": [1, 70_000], "R": [32, 255], "S": [0, 49_153]},
         launch={"block": ["T", 1, "Z"], "grid": [1, "G"], "min_registers": "R", "static_smem_bytes": "S"},
@@ -282,7 +282,7 @@ def test_stages_count_what_each_limit_left() -> None:
     assert space.limits[-1].remaining == len(space)
 
 
-def test_every_row_agrees_with_the_occupancy_of_one() -> None:
+def test_every_row_agrees_with_the_occupancy_of_one():
     spec = make_spec(
         {"T": [32, 96, 256, 1024], "R": [24, 40, 64, 128, 255], "S": [0, 1000, 20_000, 48_000]},
         launch={"block": ["T"], "min_registers": "R", "static_smem_bytes": "S"},
@@ -308,7 +308,7 @@ def fault(
     return resource_violation(spec, geometry, resources, device_profile(gpu))
 
 
-def test_static_and_dynamic_shared_memory_add_up() -> None:
+def test_static_and_dynamic_shared_memory_add_up():
     found = compiled_occupancy(GEOMETRY, RESOURCES, H200)
     assert found.limits["shared_memory"] == 233_472 // (4096 + 16 * 1024 + 1024)
     assert found.limits["registers"] == 4
@@ -324,14 +324,14 @@ def test_static_and_dynamic_shared_memory_add_up() -> None:
         (GEOMETRY, change(RESOURCES, static_smem_bytes=300_000), "shared_memory"),
     ],
 )
-def test_what_fits_no_sm_says_what_it_needs(geometry: LaunchGeometry, resources: Resources, by: str) -> None:
+def test_what_fits_no_sm_says_what_it_needs(geometry, resources, by):
     said = fault(geometry=geometry, resources=resources)
     assert said.startswith("no block fits on an SM of NVIDIA H200: ")
     assert f"{geometry.threads} threads, {resources.registers} registers per thread" in said
     assert said.endswith(f"limited by {by}")
 
 
-def test_the_largest_block_just_fits_and_not_on_a_smaller_gpu() -> None:
+def test_the_largest_block_just_fits_and_not_on_a_smaller_gpu():
     assert fault() == ""
     assert fault(geometry=change(GEOMETRY, dynamic_smem_bytes=232_448 - 4096)) == ""
     assert fault(geometry=change(GEOMETRY, block=(1024, 1, 1))) == ""
@@ -352,6 +352,6 @@ def test_the_largest_block_just_fits_and_not_on_a_smaller_gpu() -> None:
         ((1.0, None), "occupancy 0.500 is under min_occupancy = 1; limited by registers"),
     ],
 )
-def test_compiled_spills_and_occupancy(limits: tuple[float, int | None], said: str) -> None:
+def test_compiled_spills_and_occupancy(limits, said):
     min_occupancy, max_spill_bytes = limits
     assert fault(replace(LENIENT, min_occupancy=min_occupancy, max_spill_bytes=max_spill_bytes)) == said

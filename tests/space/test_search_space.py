@@ -74,7 +74,7 @@ OF_ROWS = st.sampled_from(["A * B + N", "C if F else -C", "S == 'x'", "N + 1", "
 
 @settings(max_examples=60)
 @given(spaces(), OF_ROWS)
-def test_a_space_is_the_filtered_product(spec: KernelSpec, text: str) -> None:
+def test_a_space_is_the_filtered_product(spec, text):
     found, valid = enumerate_space(spec, SIZES, H200), brute_force(spec)
     assert rows(found) == valid
     assert found.combinations == prod(len(parameter.values) for parameter in spec.parameters)
@@ -96,7 +96,7 @@ def test_a_space_is_the_filtered_product(spec: KernelSpec, text: str) -> None:
 
 @settings(max_examples=40)
 @given(spaces(most=3), st.sampled_from([1, 7]), st.sampled_from([0, 8]))
-def test_chunks_and_rules_over_large_grids_change_nothing(spec: KernelSpec, chunk: int, grid: int) -> None:
+def test_chunks_and_rules_over_large_grids_change_nothing(spec, chunk, grid):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enumeration, "_CHUNK", chunk)
         patch.setattr(enumeration, "MAX_GRID", grid)
@@ -109,7 +109,7 @@ def test_chunks_and_rules_over_large_grids_change_nothing(spec: KernelSpec, chun
 # --- look-up and selection
 
 
-def test_configurations_outside_of_the_space_have_no_row() -> None:
+def test_configurations_outside_of_the_space_have_no_row():
     found = enumerate_space(make_spec({"A": [1, 2], "B": [4, 8]}, {"r": "A * 4 == B"}), SIZES, H200)
     assert found.row_of({"A": 2, "B": 8}) == 1
     for config in ({"A": 2, "B": 4}, {"A": 3, "B": 8}, {"A": 2}, {"A": 2, "C": 8}, {"A": 2, "B": 8, "C": 1}, {}):
@@ -120,7 +120,7 @@ def test_configurations_outside_of_the_space_have_no_row() -> None:
         found.column("C")
 
 
-def test_what_is_pruned_is_valid_all_the_same() -> None:
+def test_what_is_pruned_is_valid_all_the_same():
     spec = make_spec({"A": [1, 2, 3], "B": [4, 8]}, {"r": "A != 2"}, {"p": "A * 4 <= B"})
     found = enumerate_space(spec, SIZES, H200)
     assert rows(found) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
@@ -130,7 +130,7 @@ def test_what_is_pruned_is_valid_all_the_same() -> None:
     assert "the rule 'r' is broken" in check_config(spec, {"A": 2, "B": 8}, SIZES, H200)
 
 
-def test_rows_can_be_added() -> None:
+def test_rows_can_be_added():
     found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}, {}, {"p": "A * 4 == B"}), SIZES, H200)
     more = found.including([{"A": 3, "B": 4}, {"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 3, "B": 4}])
     assert rows(more) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 2, "B": 8}, {"A": 3, "B": 4}]
@@ -140,7 +140,7 @@ def test_rows_can_be_added() -> None:
     assert len(found) == 2
 
 
-def test_select_keeps_rows_and_look_ups_and_codes_take_the_smallest_type() -> None:
+def test_select_keeps_rows_and_look_ups_and_codes_take_the_smallest_type():
     assert enumerate_space(make_spec({"A": list(range(256))}), SIZES, H200).codes.dtype == np.uint8
     assert enumerate_space(make_spec({"A": list(range(257)), "B": [1]}), SIZES, H200).codes.dtype == np.uint16
     found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}), SIZES, H200)
@@ -155,7 +155,7 @@ def test_select_keeps_rows_and_look_ups_and_codes_take_the_smallest_type() -> No
     assert nothing.row_of({"A": 1, "B": 4}) is None
 
 
-def test_the_order_of_rules_and_parameters_changes_no_row() -> None:
+def test_the_order_of_rules_and_parameters_changes_no_row():
     rules = {"ab": "A * B <= 12", "bc": "(B + C) % 3 == 0", "d": "D > 1"}
     values = {"A": [1, 2, 3, 4], "B": [2, 4, 6], "C": [1, 2, 3], "D": [1, 2, 3]}
     default = {"A": 1, "B": 2, "C": 1, "D": 2}
@@ -167,7 +167,7 @@ def test_the_order_of_rules_and_parameters_changes_no_row() -> None:
     assert all(turned.row_of(config) is not None for config in rows(one))
 
 
-def test_parameters_are_joined_so_that_rules_bind_early() -> None:
+def test_parameters_are_joined_so_that_rules_bind_early():
     free = {f"F{number}": list(range(1, 11)) for number in range(6)}
     bound = {"U": list(range(100)), "V": list(range(100))}
     rules = {"only_ones": "F0 + F1 + F2 + F3 + F4 + F5 == 6", "diagonal": "U == V"}
@@ -179,7 +179,7 @@ def test_parameters_are_joined_so_that_rules_bind_early() -> None:
 # --- errors
 
 
-def test_rules_that_leave_nothing_or_divide_by_zero() -> None:
+def test_rules_that_leave_nothing_or_divide_by_zero():
     spec = make_spec({"A": [1, 2], "B": [4, 8]}, {"few": "A == 1", "sms": "device.sm_count * A < 100"})
     assert len(enumerate_space(spec, SIZES, device_profile("rtx-3060"))) == 2
     with pytest.raises(SpecError) as caught:
@@ -196,7 +196,7 @@ def test_rules_that_leave_nothing_or_divide_by_zero() -> None:
     assert (caught.value.key, caught.value.column) == ("rules.whole", 5)
 
 
-def test_a_limit_of_the_device_that_leaves_nothing() -> None:
+def test_a_limit_of_the_device_that_leaves_nothing():
     spec = make_spec({"T": [1024, 2048]}, launch={"block": ["T"]})
     assert len(feasible_space(spec, SIZES, H200)) == 1
     said = r"the limit threads_per_block of .*8800.* leaves none of the 2 config"
@@ -205,7 +205,7 @@ def test_a_limit_of_the_device_that_leaves_nothing() -> None:
     assert caught.value.source == "sample.toml"
 
 
-def test_tables_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_beyond_the_bound(monkeypatch):
     numbers = {"A": list(range(20)), "B": list(range(20))}
     monkeypatch.setattr(enumeration, "MAX_ROWS", 399)
     with pytest.raises(SpecError, match="joining B makes a table of at least 400 combinations, at most 399") as caught:
@@ -219,7 +219,7 @@ def test_tables_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)
 
 
-def test_parameters_of_one_value_take_no_memory_while_joining() -> None:
+def test_parameters_of_one_value_take_no_memory_while_joining():
     free = {"A": list(range(100)), "B": list(range(100)), "C": list(range(100))}
     single = {f"S{number}": [number] for number in range(100)}
     rules = {"low": "A + B + C + S0 < 30 and S1 == 1", "one": "S1 < S2", "last": "S99 > 0"}
@@ -238,7 +238,7 @@ def test_parameters_of_one_value_take_no_memory_while_joining() -> None:
     assert peak < 50 * 2**20  # the million combinations before the rule would take twice that
 
 
-def test_a_table_of_too_many_bytes() -> None:
+def test_a_table_of_too_many_bytes():
     """Rows are counted with their parameters: 15 million of them with 100 parameters took 14 GB."""
     free = {"A": list(range(250)), "B": list(range(250)), "C": list(range(240))}
     single = {f"S{number}": [number] for number in range(100)}
@@ -255,7 +255,7 @@ def test_a_table_of_too_many_bytes() -> None:
         enumerate_space(make_spec(values), SIZES, H200)
 
 
-def test_columns_beyond_the_bound_while_joining(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_beyond_the_bound_while_joining(monkeypatch):
     """A table that a later rule would shrink is refused too, before it is made."""
     numbers = {"A": list(range(40)), "B": list(range(40)), "C": list(range(3)), "D": list(range(40))}
     spec = make_spec(numbers, {"r": "A + B >= 0", "s": "(A + B + C + D) % 100 == 0"})
@@ -267,7 +267,7 @@ def test_columns_beyond_the_bound_while_joining(monkeypatch: pytest.MonkeyPatch)
     assert len(enumerate_space(spec, SIZES, H200)) == len(found)
 
 
-def test_missing_sizes() -> None:
+def test_missing_sizes():
     spec = make_spec({"A": [1, 2]})
     for function, *config in ((enumerate_space,), (feasible_space,), (check_config, {"A": 1})):
         with pytest.raises(ProblemError, match="k: the size N is missing"):
@@ -277,7 +277,7 @@ def test_missing_sizes() -> None:
 # --- one configuration and the whole table agree
 
 
-def test_checking_one_configuration_agrees_with_the_table() -> None:
+def test_checking_one_configuration_agrees_with_the_table():
     spec = parse_spec(SGEMM, "sgemm.toml")
     for name in ("h200", "rtx-3060", "g80"):
         device = device_profile(name)
@@ -301,7 +301,7 @@ SQUARISH = "max(BM, BN) <= 2 * min(BM, BN)"
         ({"STAGED": 1}, ""),
     ],
 )
-def test_why_a_configuration_is_not_feasible(change: dict[str, Value], reason: str) -> None:
+def test_why_a_configuration_is_not_feasible(change, reason):
     spec = parse_spec(SGEMM, "sgemm.toml")
     assert check_config(spec, {**spec.default, **change}, spec.sizes, H200) == reason
     assert check_config(spec, {"BM": 64}, spec.sizes, H200) == "the parameter BN is missing"

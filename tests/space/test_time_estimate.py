@@ -35,7 +35,7 @@ def table(spec: KernelSpec, *configs: dict[str, Value]) -> SearchSpace:
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_the_first_of_the_order_are_fast(path: Path) -> None:
+def test_the_first_of_the_order_are_fast(path):
     recording = read_recording(path)
     header = recording.header
     space = SearchSpace(header.parameters, np.asfortranarray(recording.codes), 0, (), (), 0.0)
@@ -51,7 +51,7 @@ def test_the_first_of_the_order_are_fast(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_is_estimated(path: Path) -> None:
+def test_every_example_is_estimated(path):
     spec = load_kernel(str(path)).spec
     space = feasible_space(spec, spec.sizes, H200)
     found = estimate(spec, space)
@@ -60,14 +60,14 @@ def test_every_example_is_estimated(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_every_device_is_estimated(name: str) -> None:
+def test_every_device_is_estimated(name):
     spec, device = parse_spec(SGEMM, "sgemm.toml"), device_profile(name)
     space = feasible_space(spec, spec.sizes, H200)
     assert estimate_times(spec, spec.sizes, device, space) is not None
     assert estimate_times(spec, spec.sizes, replace(device, clock_mhz=0.0), space) is not None
 
 
-def test_a_part_of_a_space_has_the_same_times() -> None:
+def test_a_part_of_a_space_has_the_same_times():
     spec = load_kernel("sgemm").spec
     space = feasible_space(spec, spec.sizes, H200)
     kept = np.random.default_rng(0).random(len(space)) < 0.01
@@ -75,7 +75,7 @@ def test_a_part_of_a_space_has_the_same_times() -> None:
     np.testing.assert_allclose(part.time_us, whole.time_us[kept])
 
 
-def test_tiles_larger_than_the_problem_and_strided_warps_are_slower() -> None:
+def test_tiles_larger_than_the_problem_and_strided_warps_are_slower():
     spec = load_kernel("matmul_naive").spec
     base = {"BX": 32, "BY": 32, "UNROLL": 4}
     found = estimate(spec, table(spec, {**base, "COALESCED": True}, {**base, "COALESCED": False}))
@@ -87,7 +87,7 @@ def test_tiles_larger_than_the_problem_and_strided_warps_are_slower() -> None:
     assert found.blocks.tolist() == [32, 64]
 
 
-def test_a_split_fills_an_idle_device_and_a_persistent_kernel_has_the_blocks_of_its_work() -> None:
+def test_a_split_fills_an_idle_device_and_a_persistent_kernel_has_the_blocks_of_its_work():
     spec = load_kernel("sgemm").spec
     found = estimate(spec, table(spec, dict(spec.default), {**spec.default, "SPLIT_K": 16}), M=128, N=1024, K=8192)
     assert found.time_us[1] < found.time_us[0] / 2
@@ -100,7 +100,7 @@ def test_a_split_fills_an_idle_device_and_a_persistent_kernel_has_the_blocks_of_
 
 @settings(max_examples=40)
 @given(st.tuples(*[st.integers(1, 2**20)] * 3), st.sampled_from(["float32", "float64"]))
-def test_any_problem_has_finite_times(sizes: tuple[int, int, int], dtype: str) -> None:
+def test_any_problem_has_finite_times(sizes, dtype):
     spec = parse_spec(SGEMM, "sgemm.toml")
     space = feasible_space(spec, spec.sizes, H200)
     found = estimate_times(spec, dict(zip("MNK", sizes, strict=True)), H200, space, dtype)
@@ -117,13 +117,13 @@ def test_any_problem_has_finite_times(sizes: tuple[int, int, int], dtype: str) -
         ("", "", {"LAYOUT": "column"}),  # launches alike
     ],
 )
-def test_a_file_that_says_too_little_has_no_estimate(old: str, new: str, change: dict[str, Value]) -> None:
+def test_a_file_that_says_too_little_has_no_estimate(old, new, change):
     spec = parse_spec(SGEMM.replace(old, new), "sgemm.toml")
     space = table(spec, dict(spec.default), {**spec.default, **change})
     assert estimate_times(spec, spec.sizes, H200, space) is None
 
 
-def test_work_and_registers_make_it_more_than_a_guess() -> None:
+def test_work_and_registers_make_it_more_than_a_guess():
     stated, naive = load_kernel("sgemm").spec, load_kernel("matmul_naive").spec
     assert estimate(stated, table(stated, dict(stated.default), {**stated.default, "BM": 64})).is_declared
     assert not estimate(naive, table(naive, dict(naive.default), {**naive.default, "BX": 64})).is_declared

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
-from template_kit import OnDevice
 
 from autotile.core.model import Config
 from autotile.cuda.driver import live_device
@@ -102,7 +100,7 @@ def flags_of(kernel: str, layout: tuple[int, int], out_fp32: int = 0) -> dict[st
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_right_at_every_shape(case: tuple[Any, ...], on_device: OnDevice) -> None:
+def test_right_at_every_shape(case, on_device):
     kernel, name, dtype, layout, small_a = case
     config, shapes = chosen(kernel, name), SHAPES[kernel]
     if kernel == "gemm_small":
@@ -120,7 +118,7 @@ def test_right_at_every_shape(case: tuple[Any, ...], on_device: OnDevice) -> Non
 @pytest.mark.parametrize(
     ("offsets", "shape"), [((0, 2, 4), (100, 148, 132)), ((1, 3, 5), (96, 128, 200)), ((4, 8, 2), (61, 90, 77))]
 )
-def test_any_alignment(name: str, offsets: Any, shape: Any, on_device: OnDevice) -> None:
+def test_any_alignment(name, offsets, shape, on_device):
     for layout in LAYOUTS[1:3]:
         sizes = {**dict(zip("MNK", shape, strict=True)), "BATCH": 1, **flags_of("gemm_mma", layout)}
         on_device("gemm_mma").expect_right_at_offsets(chosen("gemm_mma", name), sizes, offsets)
@@ -128,7 +126,7 @@ def test_any_alignment(name: str, offsets: Any, shape: Any, on_device: OnDevice)
 
 @pytest.mark.parametrize("name", ["default", "wide_vectors", "rows_split"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_alignment_of_a_small_side(name: str, layout: Any, on_device: OnDevice) -> None:
+def test_any_alignment_of_a_small_side(name, layout, on_device):
     config, flags = chosen("gemm_small", name), flags_of("gemm_small", layout)
     for (m, n, k), offsets in (((3, 333, 517), (1, 3, 5)), ((8, 336, 512), (4, 8, 2))):
         sizes = {"M": m, "N": n, "K": k, "BATCH": 1, **flags}
@@ -137,12 +135,12 @@ def test_any_alignment_of_a_small_side(name: str, layout: Any, on_device: OnDevi
 
 @pytest.mark.parametrize("name", ["by_threads", "split_cluster"])
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_rows_of_c_of_any_length_and_address(offset: int, name: str, on_device: OnDevice) -> None:
+def test_rows_of_c_of_any_length_and_address(offset, name, on_device):
     sizes = {**SPECS["gemm_wgmma"].sizes, "M": 333, "N": 277 + offset % 2, "K": 200, "BATCH": 1, "TRANS_B": 1}
     on_device("gemm_wgmma").expect_right_at_offsets(chosen("gemm_wgmma", name), sizes, (0, 0, offset))
 
 
-def test_long_sums_keep_fp32_accuracy(on_device: OnDevice) -> None:
+def test_long_sums_keep_fp32_accuracy(on_device):
     flags = {**flags_of("gemm_mma", (0, 0)), "OUT_FP32": 1}
     config = dict(SPECS["gemm_mma"].default)
     on_device("gemm_mma").expect_right_at_shapes(config, "bfloat16", flags, [(64, 64, 200_000, 1)])

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
-from template_kit import OnDevice
 
-import autotile
 from autotile.core.model import Config
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
@@ -34,7 +31,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_right_at_every_shape(on_device: OnDevice, case: tuple[str, tuple[int, int], int]) -> None:
+def test_right_at_every_shape(on_device, case):
     """Over workspaces of NaN: what the copy leaves out, or lies behind a row, makes the product NaN."""
     name, (trans_a, trans_b), half = case
     config = {**SPEC.default, **CONFIGS[name]}
@@ -47,7 +44,7 @@ class TestServed:
     M, N, K = 333, 277, 203
 
     @pytest.fixture
-    def kernel(self, tmp_path: Path) -> autotile.BoundKernel:
+    def kernel(self, tmp_path):
         forget_served()
         return get_best_kernel(
             "gemm_wgmma_padded", dtype="float16", M=self.M, N=self.N, K=self.K, database=tmp_path / "empty.db"
@@ -61,7 +58,7 @@ class TestServed:
         view[...] = cp.random.standard_normal(shape, dtype=cp.float32)
         return view
 
-    def test_addresses_of_any_element(self, kernel: autotile.BoundKernel, cp: Any) -> None:
+    def test_addresses_of_any_element(self, kernel, cp):
         """Each again and again on the same arrays, as a graph too, and in turn: the maps stay those of the stream."""
         sets = [
             (
@@ -77,7 +74,7 @@ class TestServed:
             expected = a.astype(cp.float32) @ b.astype(cp.float32)
             assert float(cp.abs(c.astype(cp.float32) - expected).max()) < 0.1
 
-    def test_streams_and_a_bound_launch(self, kernel: autotile.BoundKernel, cp: Any) -> None:
+    def test_streams_and_a_bound_launch(self, kernel, cp):
         a, b, c = (self.behind(cp, 1, *shape) for shape in ((self.M, self.K), (self.K, self.N), (self.M, self.N)))
         launch = kernel.bind(a, b, c)
         expected = a.astype(cp.float32) @ b.astype(cp.float32)

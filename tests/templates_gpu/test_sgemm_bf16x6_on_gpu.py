@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from template_kit import OnDevice
 
 from autotile import get_best_kernel
 from autotile.core.model import Config
@@ -47,7 +46,7 @@ HOPPER_CONFIGS: dict[str, Config] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_right_at_every_shape(name: str, layout: tuple[int, int], on_device: OnDevice) -> None:
+def test_right_at_every_shape(name, layout, on_device):
     config = {**SPEC.default, **CONFIGS[name]}
     if config["CLUSTER_SPLIT"] and live_device().compute_capability != "9.0":
         pytest.skip("clusters need compute capability 9.0")
@@ -58,7 +57,7 @@ def test_right_at_every_shape(name: str, layout: tuple[int, int], on_device: OnD
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("transposed", [0, 1])
 @pytest.mark.parametrize("name", HOPPER_CONFIGS)
-def test_right_on_hopper_at_every_shape(name: str, transposed: int, on_device: OnDevice) -> None:
+def test_right_on_hopper_at_every_shape(name, transposed, on_device):
     config = {**HOPPER.default, **HOPPER_CONFIGS[name]}
     # The one rule here that keeps out what never ends, and not only what is slow: no part of K is empty.
     shapes = [shape for shape in HOPPER_SHAPES if config["SPLIT_K"] <= -(-shape[2] // 32)]
@@ -69,7 +68,7 @@ def test_right_on_hopper_at_every_shape(name: str, transposed: int, on_device: O
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("low", [-1.0, 0.0])
-def test_errors_are_those_of_fp32_arithmetic_or_smaller(low: float, name: str) -> None:
+def test_errors_are_those_of_fp32_arithmetic_or_smaller(low, name):
     """Of numbers with both signs, and of positive ones, where errors that all point one way would show."""
     cp = load_cupy()
     m, n, k = 192, 160, 20_000
@@ -87,7 +86,7 @@ def test_errors_are_those_of_fp32_arithmetic_or_smaller(low: float, name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_infinities_and_nan_are_those_of_fp32_arithmetic(name: str) -> None:
+def test_infinities_and_nan_are_those_of_fp32_arithmetic(name):
     cp = load_cupy()
     m, n, k = 70, 92, 52
     rng = np.random.default_rng(0)

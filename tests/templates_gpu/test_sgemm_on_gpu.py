@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from template_kit import OnDevice
 
 from autotile.core.model import Config
 from autotile.cuda.driver import live_device
@@ -20,7 +19,7 @@ SPACES_OF = [(261, 132, 484), (261, 130, 482), (261, 131, 483)]  # rows of 4, 2 
 
 
 @pytest.fixture(params=["sgemm", "sgemm_ws"])
-def kernel(request: pytest.FixtureRequest) -> Kernel:
+def kernel(request):
     if request.param == "sgemm_ws":
         request.getfixturevalue("hopper")
     return load_kernel(request.param)
@@ -40,9 +39,7 @@ def spread(kernel: Kernel, flags: dict[str, int]) -> list[Config]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("nondeterministic", [0, 1])
-def test_configurations_over_the_space_are_right(
-    kernel: Kernel, on_device: OnDevice, layout: tuple[int, int], nondeterministic: int
-) -> None:
+def test_configurations_over_the_space_are_right(kernel, on_device, layout, nondeterministic):
     template = on_device(kernel.name)
     flags = {"TRANS_A": layout[0], "TRANS_B": layout[1], "NONDETERMINISTIC": nondeterministic}
     for config in spread(kernel, flags)[nondeterministic :: 1 + nondeterministic]:

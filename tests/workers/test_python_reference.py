@@ -82,7 +82,7 @@ def test_more_than_a_thousand_open_files_are_no_obstacle():
         assert len(results(lambda A, B: A @ B)) == 1
 
 
-def test_sets_of_inputs_are_waited_for_by_their_seed_and_the_rest_is_given_up() -> None:
+def test_sets_of_inputs_are_waited_for_by_their_seed_and_the_rest_is_given_up():
     def function(A: np.ndarray, B: np.ndarray) -> np.ndarray:
         if (inputs()["A"] != A).any():
             time.sleep(100)
