@@ -171,7 +171,7 @@ def read_captured_call(folder: Path) -> CapturedCall:
     try:
         return decode_json(read_regular(path, _MAX_DOCUMENT_BYTES), CapturedCall)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; expected a call that AUTOTILE_CAPTURE wrote") from None
+        raise InputError(f"cannot read {path}: {error.strerror}; give a folder that AUTOTILE_CAPTURE filled") from None
     except (DataError, ValueError) as error:
         raise InputError(f"{path} is not the document of a captured call: {error}") from None
 

@@ -141,7 +141,8 @@ def _commands(role: str, folder: Path, number: int, problems: Sequence[tuple[str
         elif role == "read":
             yield rng.choice(_READING)
         elif rng.random() < 0.5:
-            yield ("import", str(folder / "import.json"), f"N={1000 * number + turn}")  # another adds nothing
+            name = f"imported-{number}-{turn}"  # results of a kernel that has them already add nothing
+            yield ("import", str(folder / "import.json"), "--kernel", name)
         else:
             file_format, suffix = rng.choice(list(_FORMATS.items()))
             yield _export(file_format, folder / f"out-{number}-{turn}{suffix}")
