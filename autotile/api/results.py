@@ -603,10 +603,9 @@ def best(
         raise InputError("a bundle holds its own results; give --bundle or --db")
     served_for, given = resolve_served_device(device), merge_sizes(sizes, named_sizes)
     operation = named_operation(kernel)
-    opened = open_for_reading(database) if bundle is None else None
     if bundle is None:
         name = operation.name if operation is not None else load_kernel(kernel).name
-        if opened is not None:
+        if (opened := open_for_reading(database)) is not None:
             with opened:
                 opened.best(name)  # raises if it cannot be read, where a program would be served without it
     location = str(database_location(database))
