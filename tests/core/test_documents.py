@@ -9,7 +9,7 @@ import socket
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import chdir, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -176,8 +176,8 @@ def special_files(folder: Path) -> list[tuple[Path, str]]:
     pipe, link, name = folder / "pipe", folder / "link", folder / "socket"
     os.mkfifo(pipe)
     link.symlink_to("/dev/zero")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.path.relpath(name))
+    with socket.socket(socket.AF_UNIX) as listener, chdir(folder):  # its path has 107 characters at most
+        listener.bind(name.name)
     return [(pipe, "named pipe"), (link, "device"), (Path("/dev/zero"), "device"), (name, "socket")]
 
 

@@ -2,6 +2,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,9 @@ from autotile.workers.sanitizer import Finding
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
 FINALS = import_module("autotile.tuning.finals")
-
-
-class Clock:
-    """The clock of the finals, which only what takes time here moves."""
-
-    now_s = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-time = Clock()
+slept_s = list[float]()
+time = SimpleNamespace(perf_counter=lambda: math.fsum(slept_s), sleep=slept_s.append)
+"""The clock of the finals, which only what takes time here moves."""
 
 
 @pytest.fixture(autouse=True)
