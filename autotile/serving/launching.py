@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -76,12 +76,22 @@ class WorkspaceSet(msgspec.Struct, frozen=True, eq=False):
     pointers: Mapping[str, int]
 
 
+@lru_cache
+def _without_memory(names: tuple[str, ...]) -> WorkspaceSet:
+    return WorkspaceSet(None, (), dict.fromkeys(names, 0))
+
+
 class StreamWorkspaces:
     """Workspaces of a kernel, allocated at its first launch on each stream and kept."""
 
+    # Most kernels have none: a new size then keeps nothing that the garbage collector would visit.
+    __slots__ = ("_captured", "_fixed", "_lock", "_sets", "_workspaces")
+
     def __init__(self, workspaces: tuple[Workspace, ...]) -> None:
-        empty = WorkspaceSet(None, (), {one.name: 0 for one in workspaces})
-        self._fixed = empty if not any(one.size_bytes for one in workspaces) else None
+        self._fixed: WorkspaceSet | None = None
+        if not any(one.size_bytes for one in workspaces):
+            self._fixed = _without_memory(tuple([one.name for one in workspaces]))
+            return
         self._workspaces = workspaces
         self._sets: OrderedDict[tuple[int, int], WorkspaceSet] = OrderedDict()
         self._captured: list[WorkspaceSet] = []
@@ -568,7 +578,8 @@ class KernelLauncher(ArrayLauncher):
         super().__init__(code, device_index)
         self.arguments = self._arrays = CallArguments(code, device_index)
         self._with_graphs = read_settings().graphs
-        self._preparation = Preparation(code, load)
+        preparation = Preparation(code, load)
+        self._preparation = preparation if preparation.is_needed else None
         self._launch = functions.driver_launch(self.arguments.plan)
         self._cupy = cupy_library()
         self._states: ByStream[StreamState] = ByStream()
@@ -680,7 +691,7 @@ class KernelLauncher(ArrayLauncher):
         values = self.arguments.pack(pointers, scalars, workspaces.pointers)
         block = ParameterBlock(values, spare_words=len(pointers))
         launch, own = self._launch, None
-        if self._preparation.is_needed:
+        if self._preparation is not None:
             words = self.arguments.place(block, pointers)
             launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
         return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
