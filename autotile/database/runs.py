@@ -148,7 +148,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         self._unsure = 0
         """Number of the last of these that may not be stored, as Ctrl-C came meanwhile."""
         self._summary: Mapping[str, Any] | None = None
-        self._is_rescued = False
+        self._has_ended = self._is_rescued = False
         with database.reading() as connection:
             self._first_id = self._newest_id = int(run_text(connection, _NEWEST, {})[0][0])
         self._generation = fork_guard.generation
@@ -273,6 +273,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
                 raise DatabaseError(
                     f"{self._database.location} has no run {self.run_id} any more; it was deleted meanwhile"
                 )
+        self._has_ended = True
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end_claims()
@@ -282,7 +283,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
         def complete() -> None:
             self._database.check_in_place()
-            if self._summary is None:
+            if not self._has_ended:
                 self._finish()
             self._read_back()
 

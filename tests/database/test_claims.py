@@ -2,11 +2,12 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -286,6 +287,14 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(shared,
         assert not any(connection.execute(select(table)).all() for table in (STUDIES, RUNS, TRIALS, CLAIMS))
     record._end_claims()
     record._release()
+
+
+def test_a_run_whose_end_is_interrupted_ends_with_its_summary(shared, key, device, monkeypatch):
+    with suppress(KeyboardInterrupt), RunRecord(shared, key, device) as record, monkeypatch.context() as patch:
+        record.start(sampler="random")
+        patch.setattr(runs, "finish_run", lambda *given: signal.raise_signal(signal.SIGINT))
+        record.end({"trials": 7})
+    assert [(run.summary, run.ended_at is None) for run in shared.runs(1)] == [({"trials": 7}, False)]
 
 
 def test_a_run_just_begun_keeps_its_trials_and_its_study_but_one_that_ended_none(shared, key):
