@@ -22,7 +22,7 @@ from autotile.tuning.lanes import GpuName, Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, Entry, Job, Reading, Time
+from autotile.workers.jobs import Candidate, Entry, Job, Race, Reading, Time
 
 _POLL_S = 1.0
 """Interval at which a session looks for GPUs that join or leave."""
@@ -92,9 +92,9 @@ class RemoteGpu(Backend):
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for the oldest candidate; a crash or a hang of the GPU's worker process is an outcome."""
         candidate, sent = self._submitted[0]
-        (reading,) = self._reply(sent).readings
+        readings = self._readings(sent)
         self._submitted.popleft()
-        return candidate, reading
+        return candidate, readings[0]
 
     def withdraw(self) -> None:
         """Forget the candidates without a result."""
@@ -105,7 +105,7 @@ class RemoteGpu(Backend):
     def run(self, job: Job) -> list[Reading]:
         """Run a job in the process of the GPU."""
         self._running = self._cluster.send(self.uuid, "run", self._work, job)
-        return self._reply(self._running).readings
+        return self._reply(self._running).readings if isinstance(job, Race) else self._readings(self._running)
 
     def close(self) -> None:
         """Release the GPU to other sessions, and end what another thread waits for."""
@@ -116,6 +116,11 @@ class RemoteGpu(Backend):
         if self._running is not None:
             self._running.withdraw()
         self._cluster.send(self.uuid, "close", self._work).forget()
+
+    def _readings(self, sent: SentRequest) -> list[Reading]:
+        if not (readings := self._reply(sent).readings):
+            raise WorkerError(f"the reply of {self.uuid} holds no result")
+        return readings
 
     def _reply(self, sent: SentRequest) -> GpuReply:
         try:
