@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from autotile.api.targets import (
     merge_sizes,
-    named_operation,
     open_problem,
     problem_document,
     resolve_device,
@@ -30,6 +29,7 @@ from autotile.errors import InputError
 from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
 from autotile.exchange.cpp_header import namespace_of, write_shipped_header
 from autotile.exchange.kernel_tuner import (
+    ImportFormat,
     import_into_database,
     import_into_recording,
     read_results,
@@ -39,7 +39,7 @@ from autotile.exchange.kernel_tuner import (
 from autotile.exchange.recording import RecordingHeader, write_recording
 from autotile.exchange.shipped import write_models
 from autotile.kernel.library import Kernel, KernelHolder, KernelName, load_kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Operation, named_operation
 from autotile.settings import output_path, user_path
 from autotile.version import __version__
 
@@ -423,7 +423,7 @@ def import_(
     /,
     *,
     output: str | Path | None = None,
-    format: Literal["kernel-tuner", "t4"] | None = None,
+    format: ImportFormat | None = None,
     kernel: str | None = None,
     device: str | None = None,
     dtype: str | None = None,

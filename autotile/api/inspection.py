@@ -17,7 +17,6 @@ import numpy as np
 
 from autotile.api.targets import (
     merge_sizes,
-    named_operation,
     open_problem,
     problem_document,
     resolve_device,
@@ -28,16 +27,7 @@ from autotile.api.targets import (
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import (
-    CompiledFunction,
-    Config,
-    LaunchGeometry,
-    Occupancy,
-    Problem,
-    Resources,
-    Value,
-    config_text,
-)
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -59,6 +49,7 @@ from autotile.database.paths import check_output
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
+from autotile.kernel.operation import named_operation
 from autotile.kernel.problem import resolve_problem, unsupported_reason
 from autotile.kernel.spec import STEP, KernelSpec
 from autotile.serving.choice import Contender
@@ -72,6 +63,7 @@ from autotile.space.search_space import SearchSpace, feasible_space
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from autotile.core.model import CompiledFunction
     from autotile.report.survey import Survey
 
 

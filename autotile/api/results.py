@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotile.api.targets import merge_sizes, named_operation, problem_document, resolve_served_device, sizes_notice
+from autotile.api.targets import merge_sizes, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import attributes, to_document
@@ -67,6 +67,7 @@ from autotile.database.winners import StoredRule
 from autotile.errors import InputError
 from autotile.exchange.recording import RecordingFile, list_recordings, read_recording
 from autotile.kernel.library import KernelName, is_path, load_kernel, load_named_kernel
+from autotile.kernel.operation import named_operation
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import StudyPlots
 from autotile.report.study import study_without_trials

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, ProblemError, nearest
 from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel
-from autotile.kernel.operation import Operation, find_operation, load_operation
+from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.settings import read_settings
@@ -44,12 +43,6 @@ _MAX_VALUE = 10**7
 """Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
 _PROPOSED = 12
 """Configurations of all kernels of an operation that a model proposes."""
-
-
-def named_operation(name: KernelName | None) -> Operation | None:
-    """Return the operation that a name or path denotes; None if it denotes a kernel."""
-    is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
-    return load_operation(str(name)) if is_named else None
 
 
 def open_problem(kernel: KernelName, sizes: Mapping[str, int], dtype: str | None = None) -> tuple[Kernel, Problem]:

@@ -18,7 +18,6 @@ from autotile.api.targets import (
     complete_config,
     forget_served,
     forgetting_served,
-    named_operation,
     open_problem,
     read_keywords,
     serving_call,
@@ -33,7 +32,7 @@ from autotile.core.text import Result, device_text, plural, time_text
 from autotile.database.paths import check_output
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
-from autotile.kernel.operation import Operation
+from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import absolute_path, read_settings, user_path

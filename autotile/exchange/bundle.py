@@ -36,7 +36,7 @@ from autotile.errors import BundleError, DataError, InputError
 from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.exchange.shipped import shipped_models, shipped_rules, shipped_winners
 from autotile.kernel.library import Kernel, KernelName, load_kernel
-from autotile.kernel.operation import Operation, find_operation, load_operation
+from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, runs_on, unsupported_reason
 from autotile.settings import read_settings
@@ -329,8 +329,8 @@ def prepare_shipments(
             )
     shipped: list[tuple[KernelName, Kernel, list[_Variant], Sequence[str]]] = []
     for name in dict.fromkeys(name for name, _ in selections):
-        if isinstance(name, str) and find_operation(name) is not None:
-            chosen, own = _chosen_by_models(load_operation(name), database, dtype)
+        if (operation := named_operation(name)) is not None:
+            chosen, own = _chosen_by_models(operation, database, dtype)
             shipped += [(member, load_kernel(member), variants, own) for member, variants in chosen.items()]
         else:
             shipped.append((name, load_kernel(name), [], ()))

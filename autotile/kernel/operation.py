@@ -267,6 +267,12 @@ def find_operation(name: str) -> Path | None:
     return _find(name)
 
 
+def named_operation(name: object) -> Operation | None:
+    """Return the operation that a name or path denotes; None if it denotes a kernel, or nothing."""
+    is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
+    return load_operation(str(name)) if is_named else None
+
+
 def _find(name: str) -> Path | None:
     path = find_file(name, read_settings().operation_folders)
     if path is None or not is_path(name):

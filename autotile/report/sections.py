@@ -21,7 +21,7 @@ from autotile.core.text import (
 from autotile.database.database import open_existing
 from autotile.database.keys import study_columns
 from autotile.errors import InputError
-from autotile.kernel.operation import find_operation, load_operation
+from autotile.kernel.operation import named_operation
 from autotile.report.charts import (
     family_loss_chart,
     operation_chart,
@@ -91,8 +91,7 @@ def write_report_of(content: PageContent, output: str | Path) -> Path:
     if "***" in database:  # the password of a server
         raise InputError("the database is on a server; write the report with `autotile.report(..., database=URL)`")
     with open_existing(database) as opened:
-        described = load_operation(kernel) if find_operation(kernel) is not None else kernel
-        data = read_report(opened, described, sizes, dtype=dtype, gpu_name=gpu_name)
+        data = read_report(opened, named_operation(kernel) or kernel, sizes, dtype=dtype, gpu_name=gpu_name)
     write_page(report_page(data), path)
     return path
 

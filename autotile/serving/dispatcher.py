@@ -25,7 +25,7 @@ from autotile.database.paths import absolute_location
 from autotile.database.winners import Winner
 from autotile.errors import DeviceError, InputError, NotTunedError, ToolchainError
 from autotile.kernel.library import KernelName, held_kernel, is_path, load_kernel
-from autotile.kernel.operation import Operation, find_operation, load_operation
+from autotile.kernel.operation import Operation, load_operation, named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.serving.bound import BoundKernel, Lookup
 from autotile.serving.choice import Choice, KernelCode, RecentCache
@@ -50,10 +50,8 @@ if TYPE_CHECKING:
 
     Stored = Shelf | DatabaseShelf | BundledKernel
 
-_DEFAULTS = {
-    **dict.fromkeys(("dtype", "database", "bundle", "numerics")),
-    **{"library": True, "race": False, "wait": False},
-}
+_DEFAULTS: dict[str, object] = dict.fromkeys(("dtype", "database", "bundle", "numerics"))
+_DEFAULTS |= {"library": True, "race": False, "wait": False}
 """Options of `get_best_kernel` that mean the same as none."""
 
 Arguments = ParamSpec("Arguments")
@@ -516,7 +514,7 @@ class Dispatcher:
     def _operation(self, name: str) -> Operation | None:
         """Return the operation that a name or path denotes; None if that is a kernel."""
         if name not in self._operations:
-            self._operations[name] = load_operation(name) if find_operation(name) is not None else None
+            self._operations[name] = named_operation(name)
         return self._operations[name]
 
     def matmul(

@@ -28,7 +28,7 @@ from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
 from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel, load_named_kernel
-from autotile.kernel.operation import Operation, find_operation, load_operation
+from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.tuning.options import TuneOptions
 
@@ -97,7 +97,7 @@ class PlannedProblem:
     @property
     def target(self) -> Kernel | Operation:
         """The kernel or operation; errors as for `load_kernel`."""
-        return self.held if self.held is not None else _loaded(self.asked_as)
+        return self.held if self.held is not None else named_operation(self.asked_as) or load_kernel(self.asked_as)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it by the name of what it is of, as parsed expressions cannot be."""
@@ -111,10 +111,6 @@ class PlannedProblem:
         if self.captured is not None:
             options = replace(options, captured=self.captured, fresh=True)
         return options
-
-
-def _loaded(name: str) -> Kernel | Operation:
-    return load_operation(name) if find_operation(name) is not None else load_kernel(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +180,7 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     if choices or not entry.problems:  # without any size, the one problem of the file
         combined = itertools.product(*choices.values())
         listed = itertools.chain(listed, (dict(zip(choices, row, strict=True)) for row in combined))
-    target = _loaded(name)
+    target = named_operation(name) or load_kernel(name)
     effort = own if any(own) else (head.trials, head.budget_s, head.until)
     resolve = target.resolve if isinstance(target, Operation) else partial(resolve_problem, target.spec)
     return [
