@@ -155,7 +155,8 @@ def limits_for(compute_capability: str) -> CapabilityLimits:
     figures: dict[str, Any] = {}
     while row is not None:  # a row has the figures that differ from those of the row that it is like
         found = _values(table[row])
-        figures, row = {**found, **figures}, found.pop("like", None)
+        row = found.pop("like", None)
+        figures = {**found, **figures}
     return convert(figures, CapabilityLimits)
 
 

@@ -178,7 +178,7 @@ def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
     def column(part: str, kind: Kind, entry: str) -> TypedColumn:
         name, _, path = entry.partition("=")
         attribute, _, inner = (path or name).partition(".")
-        values = [getattr(each, attribute, None) for each in parts[part]]
+        values = [None if each is None else getattr(each, attribute) for each in parts[part]]
         shown = _SHOWN.get(name)
         if inner:
             shown = methodcaller("get", inner) if attribute == "limits" else itemgetter(int(inner))

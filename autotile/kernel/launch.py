@@ -237,8 +237,7 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
         if name in table.data:
             raise table.error(name, "the file has [[steps]], of which each has its own; remove this one")
     own_kinds = launch_kinds(document, kinds)
-    arrays = {n: a for n, a in passed.items() if isinstance(a, BufferArgument | WorkspaceArgument)}
-    written = {name: array for name, array in arrays.items() if array.is_written}
+    written = {n: a for n, a in passed.items() if isinstance(a, BufferArgument | WorkspaceArgument) and a.is_written}
     steps = []
     entries = document.entries("steps")
     if len(entries) > MAX_STEPS:

@@ -73,9 +73,9 @@ class ReplayBackend(Backend):
             return []
         if isinstance(job, Check):
             return [Reading(Outcome.OK, stage="replay") for _ in job.entries]
-        for candidate, limit_us in ((one.candidate, one.limit_us) for one in job.entries):
-            assert candidate is not None
-            self.submit(candidate, limit_us)
+        for one in job.entries:
+            assert one.candidate is not None
+            self.submit(one.candidate, one.limit_us)
         return [self.result()[1] for _ in job.entries]
 
     close = withdraw
