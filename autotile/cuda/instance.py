@@ -377,9 +377,8 @@ class ProblemInstance:
                 pristine[buffer.name].array.set(inputs(buffer.name))
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
-        made = _InputSet(
-            pristine, self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
-        )
+        expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
+        made = _InputSet(pristine, expected)
         made.hashes = self._support.hashes(made.arrays)
         return made
 

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 
     Stored = Shelf | DatabaseShelf | BundledKernel
 
-_DEFAULTS: dict[str, object] = dict.fromkeys(("dtype", "database", "bundle", "numerics"))
-_DEFAULTS |= {"library": True, "race": False, "wait": False}
+_DEFAULTS = dict(dict.fromkeys(("dtype", "database", "bundle", "numerics")), library=True, race=False, wait=False)
 """Options of `get_best_kernel` that mean the same as none."""
 
 Arguments = ParamSpec("Arguments")
