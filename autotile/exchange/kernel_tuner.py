@@ -186,8 +186,8 @@ class ImportedResults:
         """Return the key of these results, which equals no key of autotile's own since the template hash is unknown.
 
         Without sizes, flags of 0 among them if the file has any, those of the file are taken, named x, y and z if it
-        does not name them; without a dtype, the file's. It is an `InputError` if the file does not state them, the
-        sizes contradict it, or a size or the dtype is invalid.
+        does not name them; without a dtype, the file's. It is an `InputError` if the file does not state them, or a
+        size or the dtype is invalid; a `DataError` if the file contradicts the sizes.
         """
         document, device = self.document, self.device
         names = tuple(document.problem_size) if isinstance(document.problem_size, dict) else ()
@@ -204,7 +204,7 @@ class ImportedResults:
         is_given = all(_is_product(extent, named.values()) for extent in stated.values())
         if any(named.get(name) != stated[name] for name in names) or not is_given:
             given = ", ".join(f"{name}={value}" for name, value in named.items())
-            raise InputError(
+            raise DataError(
                 f"{self.path} has results of the problem size {' x '.join(map(str, self.problem_size))}, which {given} "
                 "contradicts, as no product of sizes gives it; give the sizes of the file, or none to take its own"
             )
