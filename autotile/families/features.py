@@ -37,11 +37,15 @@ class SizeColumns:
         """Return the values of an expression; zeros without one."""
         if expression is None:
             return np.zeros(self._count)
-        values = expression.evaluate({**self._names, **(config or {})})
-        return np.broadcast_to(np.asarray(values, float), (self._count,))
+        values = np.asarray(expression.evaluate({**self._names, **(config or {})}), float)
+        return np.broadcast_to(values, np.broadcast_shapes(values.shape, (self._count,)))
 
-    def blocks(self, config: Config) -> Column:
-        """Return the blocks of the main step, or else the largest; an extent that is not positive counts as 1."""
+    def blocks(self, config: Mapping[str, Any]) -> Column:
+        """Return the blocks of the main step, or else the largest; an extent that is not positive counts as 1.
+
+        Of several configurations, with a column of shape (configurations, 1) for each parameter, the result has shape
+        (configurations, problems), or (problems,) if the blocks are the same in all of them.
+        """
         names = {STEP: 0, **config}
         counts = []
         for step in self._spec.main_steps:
@@ -277,11 +281,12 @@ class Tilings:
         together = SizeColumns(spec, without_limit(device), problems)
         rows = []
         self.irregular: list[int] = []
-        for number, (config, compiled) in enumerate(zip(configs, resources, strict=True)):
-            try:
-                blocks = together.blocks(config).tolist()
-            except AutotileError:  # at some of the problems
-                blocks = [blocks_at(spec, device, config, problem) for problem in problems]
+        try:
+            columns = {name: np.array([config[name] for config in configs]).reshape(-1, 1) for name in spec.default}
+            grids = np.broadcast_to(together.blocks(columns), (len(configs), len(problems))).tolist()
+        except AutotileError:  # of some of the configurations, at some of the problems
+            grids = [[blocks_at(spec, device, config, problem) for problem in problems] for config in configs]
+        for number, (config, compiled, blocks) in enumerate(zip(configs, resources, grids, strict=True)):
             units = blocks[0]
             tiles = [_LARGE * units / each if each > units else UNTILED for each in blocks[1 : count + 1]]
             counts = [[-(-size // tile) for size, tile in zip(row, tiles, strict=True)] for row in tested]

@@ -103,8 +103,8 @@ class ModelInputs:
     """Inputs of the networks, with all that does not depend on the sizes, for problems of given flags and kernels.
 
     ``sizes`` and ``kernels`` are those of any problem of these flags and kernels. ``numbers`` are those of the kernels'
-    configurations among all candidates, shape (configurations,), and ``item_inputs`` has shape (configurations,
-    inputs).
+    configurations among all candidates, without those that a kernel no longer declares, shape (configurations,), and
+    ``item_inputs`` has shape (configurations, inputs).
     """
 
     def __init__(
@@ -124,7 +124,8 @@ class ModelInputs:
         self._irregular: list[tuple[int, KernelSpec, Config]] = []
         """Configurations whose grid is no tiling, by position."""
         for place, name in enumerate(kernels):
-            own = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
+            of_kernel = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
+            own = [n for n in of_kernel if is_declared(specs[name], candidates[n].config)]
             configs = [candidates[n].config for n in own]
             flags = {flag: kernels[name][flag] for flag in specs[name].flags}
             tilings = Tilings(specs[name], device, configs, [candidates[n].resources for n in own], flags)
@@ -277,7 +278,7 @@ class KernelRules:
 
         valid = self._valid.get((number, dtype))
         if valid is None:
-            meets_own = is_declared(spec, config) and all(rule.value(names) for rule in self._of_config)
+            meets_own = all(rule.value(names) for rule in self._of_config)
             valid = self._valid[number, dtype] = meets_own and within(self._config_limits)
         return valid and all(rule.value(names) for rule in self._of_pair) and within(self._pair_limits)
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
+from autotile.core.forks import cached_property
 from autotile.core.model import Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
@@ -88,8 +88,8 @@ class Member(msgspec.Struct, frozen=True):
         }
 
 
-class Operation(msgspec.Struct, frozen=True):
-    """A parsed operation file."""
+class Operation(msgspec.Struct, frozen=True, dict=True):
+    """A parsed operation file, whose kernels are read when they are asked for."""
 
     name: str
     summary: str
@@ -100,11 +100,42 @@ class Operation(msgspec.Struct, frozen=True):
     conditions: tuple[str, ...]
     """Names that limit how it is computed, 0 or 1."""
     dtypes: tuple[str, ...]
-    members: tuple[Member, ...]
+    entries: Mapping[str, Table]
+    """What the file states of each kernel, by the key of its table."""
     libraries: tuple[str, ...]
     source: str
+    folder: Path
+    """Folder that relative paths of kernels are below."""
     digest: str
     """SHA-256 of what is computed: name, sizes, flags and element types."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All kernels, in the order of the file; a `SpecError` if an entry contradicts its kernel."""
+        return self.members_for(None)
+
+    def members_for(self, dtype: str | None) -> tuple[Member, ...]:
+        """Return the kernels of an element type; None for all.
+
+        The files of kernels that the operation lists for other types are not read: half of the time of a first look-up.
+        """
+        if (known := self._by_dtype.get(dtype)) is not None:
+            return known
+        members: dict[str, Member] = {}
+        for key, table in self.entries.items():
+            listed = parse_dtypes(table) if "dtypes" in table.data else ()
+            if dtype is not None and listed and dtype not in listed:
+                continue
+            member = _member(table, key, self, listed)
+            if members.setdefault(member.name, member) is not member:
+                reason = f"{member.name} is the kernel of an earlier entry; join their conditions in one"
+                raise table.error("", reason)
+        found = tuple(member for member in members.values() if dtype is None or dtype in member.dtypes)
+        return self._by_dtype.setdefault(dtype, found)
+
+    @cached_property
+    def _by_dtype(self) -> dict[str | None, tuple[Member, ...]]:
+        return {}
 
     @property
     def proper_sizes(self) -> tuple[str, ...]:
@@ -157,7 +188,7 @@ class Operation(msgspec.Struct, frozen=True):
         self, problem: Problem, device: DeviceProperties | None = None
     ) -> Iterator[tuple[Member, dict[str, int]]]:
         """Yield the kernels that compute a problem, each with the problem's sizes by the kernel's names."""
-        for member in self.members:
+        for member in self.members_for(problem.dtype):
             if (sizes := member.sizes_for(problem, device)) is not None:
                 yield member, sizes
 
@@ -178,38 +209,34 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
                 f"{library!r} is not known{nearest(library, LIBRARIES)} (known: {', '.join(LIBRARIES)}); a library of "
                 "your own is added from Python, by autotile.add_library",
             )
-    every = {**sizes, **flags, **conditions}
-    kinds: dict[str, Kind] = {name: "boolean" if name in {*flags, *conditions} else "number" for name in every}
     name = table.matching("name", KERNEL_NAME, NAME_RULE)
     content = [name, *(f"{size}={value}" for size, value in {**sizes, **flags}.items()), *dtypes]
-    operation = Operation(
-        name=name,
-        summary=table.text("summary", ""),
-        sizes=every,
-        flags=tuple(flags),
-        conditions=tuple(conditions),
-        dtypes=dtypes,
-        members=(),
-        libraries=libraries,
-        source=source,
-        digest=hashlib.sha256("\n".join(content).encode()).hexdigest(),
-    )
     kernels = document.table("kernels")
     if not 1 <= len(kernels.data) <= _MAX_KERNELS:
         raise kernels.error("", f"expected 1 to {_MAX_KERNELS} kernels, got {len(kernels.data)}")
-    members: dict[str, Member] = {}
-    for key in kernels.data:
-        member = _member(kernels.table(key), key, operation, kinds, folder)
-        if members.setdefault(member.name, member) is not member:
-            raise kernels.error(key, f"{member.name} is the kernel of an earlier entry; join their conditions in one")
-    return structs.replace(operation, members=tuple(members.values()))
+    return Operation(
+        name=name,
+        summary=table.text("summary", ""),
+        sizes={**sizes, **flags, **conditions},
+        flags=tuple(flags),
+        conditions=tuple(conditions),
+        dtypes=dtypes,
+        entries={key: kernels.table(key) for key in kernels.data},
+        libraries=libraries,
+        source=source,
+        folder=folder,
+        digest=hashlib.sha256("\n".join(content).encode()).hexdigest(),
+    )
 
 
-def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, Kind], folder: Path) -> Member:
+def _member(table: Table, name: str, operation: Operation, listed: tuple[str, ...]) -> Member:
+    """Return a kernel; ``listed`` are the element types of its entry."""
+    selected = {*operation.flags, *operation.conditions}
+    kinds: dict[str, Kind] = {size: "boolean" if size in selected else "number" for size in operation.sizes}
     table.allow(("kernel", "when", "sizes", "dtypes", "measured_only"))
     given = table.text("kernel", name)
     path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser raises where there is no such user
-    kernel = str(folder / path) if is_path(given) else given
+    kernel = str(operation.folder / path) if is_path(given) else given
     spec = load_kernel(kernel).spec
     declared = table.table("sizes", optional=True)
     declared.allow(spec.sizes)
@@ -226,8 +253,7 @@ def _member(table: Table, name: str, operation: Operation, kinds: Mapping[str, K
         if kinds[size] == "number" and operation.sizes[size] != 1:
             raise table.error("sizes", f"{spec.name} lacks the size {size} of the operation, whose default is not 1")
     device_kinds: dict[str, Kind] = {f"device.{each}": "number" for each in EXPRESSION_NAMES}
-    common = tuple(dtype for dtype in operation.dtypes if dtype in spec.dtypes)
-    dtypes = parse_dtypes(table) if "dtypes" in table.data else common
+    dtypes = listed or tuple(dtype for dtype in operation.dtypes if dtype in spec.dtypes)
     if not dtypes or set(dtypes) - set(spec.dtypes):
         raise table.error("dtypes", f"{spec.name} supports {', '.join(spec.dtypes)}, none of which is meant here")
     return Member(
@@ -245,8 +271,11 @@ _read: dict[Path, tuple[str, Operation]] = {}
 """Text and content of each file that was read: while a file is unchanged, it gives the same object."""
 
 
-def load_operation(name: str) -> Operation:
-    """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path."""
+def load_operation(name: str, *, checks: bool = True) -> Operation:
+    """Read an operation: a name is looked up in the folders of operations; with a slash or ``.toml`` it is a path.
+
+    All its kernels are read, too, unless ``checks`` is False: a program that asks for one element type need not wait.
+    """
     path = _find(name)
     if path is None:
         names = kernel_names(read_settings().operation_folders)
@@ -254,7 +283,10 @@ def load_operation(name: str) -> Operation:
     text, path = read_text(path, "operation file"), path.absolute()
     if path not in _read or _read[path][0] != text:
         _read[path] = text, parse_operation(text, str(path), folder=path.parent)
-    return _read[path][1]
+    operation = _read[path][1]
+    if checks:
+        operation.members_for(None)
+    return operation
 
 
 def find_operation(name: str) -> Path | None:
@@ -267,10 +299,13 @@ def find_operation(name: str) -> Path | None:
     return _find(name)
 
 
-def named_operation(name: object) -> Operation | None:
-    """Return the operation that a name or path denotes; None if it denotes a kernel, or nothing."""
+def named_operation(name: object, *, checks: bool = True) -> Operation | None:
+    """Return the operation that a name or path denotes; None if it denotes a kernel, or nothing.
+
+    ``checks`` is as for `load_operation`.
+    """
     is_named = isinstance(name, str | os.PathLike) and find_operation(str(name)) is not None
-    return load_operation(str(name)) if is_named else None
+    return load_operation(str(name), checks=checks) if is_named else None
 
 
 def _find(name: str) -> Path | None:

@@ -465,7 +465,7 @@ class Dispatcher:
 
     def _find_for_operation(self, lookup: Lookup, *, anew: bool, defaults: bool) -> BoundKernel:
         name, library = str(lookup.name), lookup.library
-        operation = self._operation(name) or load_operation(name)
+        operation = self._operation(name) or load_operation(name, checks=False)
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
         shelf = self._shelf_for(operation, problem.dtype, lookup, anew=anew)
         pin = self._pin_in_force if lookup.bundle is None else None
@@ -507,13 +507,13 @@ class Dispatcher:
             served = self.find(lookup, anew=True)
         if served.operation is None:
             return [served]
-        shelf = self._shelf_for(load_operation(str(lookup.name)), served.operation.dtype, lookup)
+        shelf = self._shelf_for(load_operation(str(lookup.name), checks=False), served.operation.dtype, lookup)
         return shelf.contenders(served.operation, library=lookup.library)
 
     def _operation(self, name: str) -> Operation | None:
         """Return the operation that a name or path denotes; None if that is a kernel."""
         if name not in self._operations:
-            self._operations[name] = named_operation(name)
+            self._operations[name] = named_operation(name, checks=False)
         return self._operations[name]
 
     def matmul(

@@ -165,13 +165,12 @@ class OperationShelf:
         self._bundle = bundle
         self._location = location
         self._signature, self._checked_s = file_signature(location), time.monotonic()
-        stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in operation.members}
+        members = operation.members_for(dtype)
+        stored = {member.name: DatabaseShelf(location, member.name, dtype) for member in members}
         every = Shelf([winner for shelf in stored.values() for winner in shelf.winners])
         self.device_index, self.device = find_device(every)
         self.nvrtc_version = find_nvrtc(every)
-        self.members = {
-            member.name: _MemberResults(member, stored[member.name], self.device) for member in operation.members
-        }
+        self.members = {one.name: _MemberResults(one, stored[one.name], self.device) for one in members}
         self.specs = {name: member.kernel.spec for name, member in self.members.items()}
         self.fault = next((shelf.fault for shelf in stored.values() if shelf.fault), "")
         self.measured_names = [name for name in operation.sizes if name not in operation.conditions]

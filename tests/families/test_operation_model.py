@@ -132,6 +132,10 @@ def test_a_kernel_that_is_not_named_or_has_no_such_configuration_is_not_chosen(m
     changed = replace(spec, parameters=tuple(one for one in spec.parameters if one.name != "GROUP"))
     model = OperationModel.from_json(model.to_json())
     assert model.choose(sizes, kernels, {"sgemm": changed}, DEVICE) == []
+    learned = model.to_json()
+    for one in learned["candidates"]:  # before the kernel had a parameter that its grid depends on
+        one["config"].pop("BM", None)
+    assert OperationModel.from_json(learned).choose(sizes, kernels, SPECS, DEVICE) == []
 
 
 def test_doubt_grows_outside_of_the_measured_sizes(model):

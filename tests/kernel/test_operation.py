@@ -1,10 +1,12 @@
 """Operation files: what they declare, which kernels compute a problem, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotile.errors import ProblemError, SpecError, UnknownKernelError
 from autotile.kernel.library import kernel_names
-from autotile.kernel.operation import find_operation, load_operation, parse_operation
+from autotile.kernel.operation import find_operation, load_operation, named_operation, parse_operation
 from autotile.settings import read_settings
 
 TWO = """
@@ -77,6 +79,18 @@ class TestOwnOperations:
         assert found["sgemm_2d"] | {"M": 8, "N": 100, "K": 200} == found["sgemm_2d"]
         assert not list(operation.fitting(operation.resolve({"ROWS": 129, "N": 100})))
 
+    def test_a_program_reads_the_kernels_of_its_element_type_and_a_command_all(self, tmp_path):
+        path = tmp_path / "sums.toml"
+        other = '[kernels.sgemm_2e]\ndtypes = ["float16"]\nsizes = { M = "ROWS", K = "N" }\n'
+        path.write_text(TWO.replace('dtypes = ["float32"]', 'dtypes = ["float32", "float16"]', 1) + other)
+        operation = load_operation(str(path), checks=False)
+        problem = operation.resolve({"ROWS": 8, "N": 100}, "float32")
+        assert [member.name for member, _ in operation.fitting(problem)] == ["sgemm_2d"]
+        halves = replace(problem, dtype="float16")
+        for read in (load_operation, named_operation, lambda _: list(operation.fitting(halves))):
+            with pytest.raises(UnknownKernelError, match="did you mean sgemm_2d"):
+                read(str(path))
+
     def test_a_path_is_below_the_folder_of_the_file(self, tmp_path):
         path = tmp_path / "sums.toml"
         path.write_text(TWO.replace("[kernels.sgemm_2d]", '[kernels.own]\nkernel = "./own.toml"'))
@@ -100,4 +114,4 @@ class TestOwnOperations:
     def test_mistakes_are_named(self, old, new, said):
         assert old in TWO
         with pytest.raises((SpecError, UnknownKernelError), match=said):
-            parse_operation(TWO.replace(old, new), "sums.toml")
+            _ = parse_operation(TWO.replace(old, new), "sums.toml").members
