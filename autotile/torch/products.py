@@ -103,13 +103,16 @@ def _is_eager(a: Tensor, b: Tensor) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _join_traced() -> bool:
     """Join Inductor as a graph is traced: an eager program need not wait for its import."""
     from autotile.torch.inductor import join_traced
 
     join_traced()
     return True
+
+
+# All that `torch.compiler.assume_constant_result` does, which would import the compiler: seconds for an eager program.
+_join_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 _products = default_dispatcher.products

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from child_python import python
 
 import autotile
 from autotile.errors import ArgumentError, InputError
@@ -17,6 +18,7 @@ from autotile.serving.aside import wait_for_compilations
 from autotile.serving.dispatcher import default_dispatcher
 
 torch = pytest.importorskip("torch")
+products = pytest.importorskip("autotile.torch.products")
 nn = torch.nn
 TEXTS = (
     ".*torch.jit",
@@ -58,6 +60,21 @@ def apart():
     autotile.torch.join_inductor(False)
     inductor._asked[:] = before
     torch._dynamo.reset()
+
+
+EAGER = """
+import sys, torch, autotile
+layer = torch.nn.Linear(2048, 4096)
+assert autotile.torch.accelerate(layer, device="h200").replaced
+layer(torch.ones(2, 2048, requires_grad=True)).sum().backward()
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_an_eager_program_does_not_import_the_compiler():
+    done = python("-c", EAGER)
+    assert done.returncode == 0, done.stderr
+    assert vars(products._join_traced) == vars(torch.compiler.assume_constant_result(lambda: True))
 
 
 STACKED = [
