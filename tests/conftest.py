@@ -114,11 +114,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the limit of time begins
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run one test at a time on the GPU, in whichever process, as load disturbs the times."""
-    if "gpu" not in item.keywords or device_count() == 0:
+    """Run one test at a time on the GPU, in whichever process, as load disturbs times; or several that take none."""
+    mark = item.get_closest_marker("gpu")
+    if mark is None or device_count() == 0:
         return (yield)
     with Path(__file__).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file unlocks it
+        fcntl.flock(lock, fcntl.LOCK_SH if mark.kwargs.get("shared") else fcntl.LOCK_EX)  # closing the file unlocks it
         return (yield)
 
 

@@ -59,7 +59,7 @@ def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any,
     return a, b, left.astype(np.float64) @ right.astype(np.float64)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(shared=True)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("trans_a", [False, True])
@@ -83,7 +83,7 @@ def test_products_are_those_of_numpy_also_in_a_graph(dtype, batch, trans_a, tran
         assert np.allclose(z.get(), expected, rtol=1e-2, atol=2e-1 if dtype == "float16" else 1e-4)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(shared=True)
 def test_float32_is_not_computed_in_tf32():
     a, b = (cupy.full((256, 256), 1 + 2.0**-12, "float32") for _ in range(2))
     c = cupy.empty((256, 256), "float32")
@@ -119,7 +119,7 @@ def test_which_products_are_rounded_afterwards(layout, expected):
     assert layout.rounds_afterwards is expected
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(shared=True)
 @pytest.mark.parametrize(("m", "n"), [(1031, 1033), (1032, 1030)])
 def test_products_that_are_rounded_afterwards(m, n):
     k = 3001

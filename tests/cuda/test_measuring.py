@@ -40,7 +40,7 @@ def support(tmp_path_factory):
     return SupportKernels(cache, live_device().architecture)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(shared=True)
 class TestOnGpu:
     def test_properties_are_whole_and_those_of_the_runtime(self):
         device, runtime = live_device(), cupy.cuda.runtime

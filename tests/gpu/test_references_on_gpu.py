@@ -22,7 +22,7 @@ from autotile.errors import InputError, SpecError
 from autotile.kernel.expressions import parse_array_expression
 from autotile.serving.dispatcher import default_dispatcher
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(shared=True)
 
 
 def test_values(cp):

@@ -82,7 +82,7 @@ def _assert_right(result: Any, a: Any, b: Any, dtype: str, terms: int) -> None:
     assert float(((result.double() - exact).abs() / scale).max()) <= tolerance
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(shared=True)
 class TestProducts:
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
     @pytest.mark.parametrize("shape", [(64, 48, 80), (1, 257, 131), (200, 7, 333), (129, 130, 131)])
@@ -183,7 +183,7 @@ def close(torch: Any, found: Any, expected: Any) -> bool:
     return bool((found.double() - expected).norm() <= limit * expected.norm())
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(shared=True)
 class TestLinear:
     @pytest.mark.parametrize("dtype", NAMES)
     @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64), (64,), (2, 1, 3, 64)])
@@ -226,7 +226,7 @@ class TestLinear:
         torch.library.opcheck(torch.ops.autotile.matmul.default, (first, b.requires_grad_()))
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(shared=True)
 class TestRepeated:
     @pytest.mark.parametrize("dtype", NAMES)
     @pytest.mark.parametrize("shape", REPEATED_SHAPES)

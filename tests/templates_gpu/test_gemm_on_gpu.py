@@ -10,7 +10,7 @@ from autotile.core.model import Config
 from autotile.cuda.driver import live_device
 from autotile.kernel.library import load_kernel
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(shared=True)
 LAYOUTS = list(product((0, 1), repeat=2))
 SPECS = {name: load_kernel(name).spec for name in ("gemm_mma", "gemm_small", "gemm_wgmma")}
 NARROW = {"BM": 64, "BN": 64, "WM": 32, "WN": 32, "STAGES": 4}

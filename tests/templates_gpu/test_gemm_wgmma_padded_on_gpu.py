@@ -11,7 +11,7 @@ from autotile.core.model import Config
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import forget_served, get_best_kernel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
+pytestmark = [pytest.mark.gpu(shared=True), pytest.mark.usefixtures("hopper")]
 SPEC = load_kernel("gemm_wgmma_padded").spec
 SHAPES = [(1, 1, 1, 1), (7, 9, 701, 1), (201, 137, 1003, 2), (1001, 515, 1035, 1)]
 SPLIT_SHAPES = [(7, 9, 701, 1), (201, 137, 1003, 2), (333, 131, 2047, 1)]

@@ -13,7 +13,7 @@ from autotile.cuda.driver import live_device
 from autotile.cuda.toolchain import load_cupy
 from autotile.kernel.library import load_kernel
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(shared=True)
 NAMES = ("sgemm_bf16x6", "sgemm_bf16x6_ws")
 SPEC, HOPPER = (load_kernel(name).spec for name in NAMES)
 LAYOUTS = list(product((0, 1), repeat=2))

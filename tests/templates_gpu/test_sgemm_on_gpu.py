@@ -12,7 +12,7 @@ from autotile.cuda.driver import live_device
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.space.search_space import feasible_space
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(shared=True)
 LAYOUTS = list(product((0, 1), repeat=2))
 SHAPES = [(1, 1, 1, 1), (389, 277, 149, 2), (256, 128, 64, 1), (70, 516, 1036, 3)]
 SPACES_OF = [(261, 132, 484), (261, 130, 482), (261, 131, 483)]  # rows of 4, 2 and 1 floats that lie side by side
