@@ -215,7 +215,8 @@ def as_cupy(array: Any, name: str) -> Any:
         if hasattr(array, "__dlpack__"):
             return cupy.from_dlpack(array)
     except (RuntimeError, TypeError, ValueError, BufferError, AttributeError) as error:
-        raise ArgumentError(f"{name}: this {type(array).__name__} cannot be used on the GPU: {error}") from None
+        reason = error if getattr(array, "is_cuda", True) else f"it is on the {array.device}; .cuda() moves it"
+        raise ArgumentError(f"{name}: this {type(array).__name__} cannot be used on the GPU: {reason}") from None
     raise ArgumentError(
         f"{name}: expected an array on the GPU (CuPy, PyTorch, JAX, Numba, or anything with __cuda_array_interface__ "
         f"or DLPack), got {type(array).__name__}; cupy.asarray moves a NumPy array there"

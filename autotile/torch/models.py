@@ -134,7 +134,7 @@ def _names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
-def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str | None = None) -> Acceleration:
+def accelerate(model: torch.nn.Module, *, rows: int | Iterable[int] = (), device: str | None = None) -> Acceleration:
     """Replace the linear layers of a model that may gain by `Linear`, in place.
 
     A layer keeps its parameters, hooks, names and ``state_dict``: only its class is changed. It is replaced if a kernel
@@ -173,7 +173,7 @@ def accelerate(model: torch.nn.Module, *, rows: Iterable[int] = (), device: str 
     check_value("device", device, str | None)
     if device is not None:
         device_profile(device)
-    extra = tuple(rows)
+    extra = tuple(rows) if isinstance(rows, Iterable) else (rows,)
     if not all(isinstance(count, int) and count > 0 for count in extra):
         raise InputError(f"rows are {extra!r:.80}, expected positive whole numbers")
     shown = sorted({*_ROWS, *extra})

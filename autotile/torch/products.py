@@ -162,12 +162,12 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
 
     Where cuBLAS is served, PyTorch calls it, unless PyTorch's settings would round float32 to TF32. Under
     ``torch.compile`` and where calls are intercepted, it is the operator ``torch.ops.autotile.matmul``. In transforms
-    of ``torch.func`` and in forward-mode differentiation it is PyTorch's own product, by PyTorch's settings.
+    of ``torch.func``, in forward-mode differentiation and on the CPU it is PyTorch's own product, by its settings.
 
     Parameters
     ----------
     a, b
-        CUDA tensors of one dtype: float32, float16 or bfloat16; shapes ``(m, k)`` and ``(k, n)``, stacks of such, whose
+        Tensors of one dtype: float32, float16 or bfloat16; shapes ``(m, k)`` and ``(k, n)``, stacks of such, whose
         leading axes are broadcast, or vectors, as for `torch.matmul`. Transposed views are used without a copy.
     emulate
         As for `autotile.matmul`; it also applies to the gradients.
@@ -183,11 +183,14 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         Shapes or dtypes do not match.
     InputError
         No kernel computes such a product.
-    RuntimeError
-        By PyTorch: leading axes cannot be broadcast, or a factor has no axis.
+    RuntimeError, TypeError
+        By PyTorch: leading axes cannot be broadcast, a factor has no axis or is no tensor, or devices do not match.
     """
+    if not getattr(a, "is_cuda", False):
+        return _torch_matmul(a, b)
     if _is_compiling() or not _is_eager(a, b):
-        if _has_transform() or _forward_mode._current_level >= 0:  # where an operator would lose a derivative
+        # An operator would lose a derivative.
+        if _has_transform() or _forward_mode._current_level >= 0 or not getattr(b, "is_cuda", False):
             return _torch_matmul(a, b)
         if _is_stacked(a, b):
             return _of_stacks(a, b, emulate)

@@ -12,7 +12,7 @@ import pytest
 from child_python import python
 
 import autotile
-from autotile.errors import ArgumentError, InputError
+from autotile.errors import InputError
 from autotile.serving.arrays import torch_library
 from autotile.serving.aside import wait_for_compilations
 from autotile.serving.dispatcher import default_dispatcher
@@ -106,10 +106,11 @@ TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(shared=True))])
 @pytest.mark.parametrize("shapes", [((5, 6), (6, 4)), ((2, 5, 6), (6, 4)), ((6,), (2, 6, 4))])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transformed_products_are_pytorchs(transform, shapes):
-    a, b = map(torch.randn, shapes)
+def test_transformed_products_are_pytorchs(transform, shapes, device):
+    a, b = (torch.randn(shape, device=device) for shape in shapes)
     compiled = torch.compile(partial(transform, autotile.torch.matmul), backend="eager")
     for transformed in (partial(transform, autotile.torch.matmul), compiled):
         torch.testing.assert_close(transformed(a, b), transform(torch.matmul, a, b))
@@ -122,8 +123,17 @@ def test_tf32_is_allowed_by_either_setting(values):
     for value in (allow, forbid) if hasattr(torch.backends.cuda.matmul, name) else ():
         setattr(torch.backends.cuda.matmul, name, value)
         assert torch_library(torch).allows_tf32() == (value == allow)
-        with pytest.raises(ArgumentError, match="a: this Tensor cannot be used on the GPU"):
-            autotile.torch.matmul(torch.ones(2, 2), torch.ones(2, 2))
+        assert products._is_plain(torch.ones(2, 2)) == (value == forbid)
+
+
+def test_products_on_the_cpu_are_pytorchs():
+    a, b = torch.randn(3, 5, requires_grad=True), torch.randn(5, 2, dtype=torch.float32)
+    for multiply in (autotile.torch.matmul, torch.compile(autotile.torch.matmul, backend="eager", fullgraph=True)):
+        torch.testing.assert_close(multiply(a, b), a @ b)
+        torch.testing.assert_close(torch.autograd.grad(multiply(a, b).sum(), a), torch.autograd.grad((a @ b).sum(), a))
+    for factors in (([[1.0]], b), (a, "b")):
+        with pytest.raises(TypeError, match="must be Tensor"):
+            autotile.torch.matmul(*factors)
 
 
 def test_factors_that_cannot_be_multiplied_are_an_error_of_pytorch():
