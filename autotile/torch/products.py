@@ -488,3 +488,8 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_left"}
+
+    def __prepare_scriptable__(self) -> torch.nn.Linear:  # for torch.jit.script, which puts it in this one's place
+        plain = torch.nn.Linear.__new__(torch.nn.Linear)
+        vars(plain).update(self.__getstate__())
+        return plain
