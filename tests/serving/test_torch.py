@@ -296,12 +296,15 @@ class TestLeftToPytorch:
             assert autotile.torch.linear(torch.empty(3, 64), torch.empty(8, 64)).shape == (3, 8)
 
     def test_a_script_is_pytorchs_and_has_the_same_parameters(self, model):
-        autotile.torch.accelerate(model, device="h200")
-        assert type(model.first) is autotile.torch.Linear
+        layers = nn.Sequential(model.first, nn.ReLU(), model.second)
+        autotile.torch.accelerate(layers, device="h200")
+        assert type(layers[0]) is autotile.torch.Linear
         x = torch.randn(4, 64)
-        scripted = torch.jit.script(model)
-        assert torch.equal(scripted(x), model(x))
-        assert scripted.first.weight.data_ptr() == model.first.weight.data_ptr()
+        expected = layers(x)
+        scripted = torch.jit.script(layers)
+        assert torch.equal(scripted(x), expected)
+        assert torch.equal(layers(x), expected)
+        assert scripted[0].weight.data_ptr() == model.first.weight.data_ptr()
 
     @pytest.mark.parametrize("strict", [False, True])
     def test_an_exported_graph_is_pytorchs(self, model, strict):
