@@ -358,12 +358,6 @@ def rules(request: KernelRequest) -> Iterator[Choice]:
     yield from (found[-1] for _, found in _by_rules(request, request.shelf.rules) if found is not None)
 
 
-def untuned(request: KernelRequest) -> Choice:
-    """Return the default configuration, or one that is estimated to be far faster."""
-    config, estimated = untuned_config(request)
-    return Choice("default", config, estimated=estimated)
-
-
 def first_allowed(request: KernelRequest, *sources: Source) -> Choice | None:
     """Return the first choice of several sources, in their order, that may be served; None if there is none."""
     return next(filter(request.allows, chain.from_iterable(source(request) for source in sources)), None)
@@ -530,41 +524,40 @@ _MAX_COMBINATIONS = 10**9
 """Combinations of the largest space that is enumerated for a look-up, which takes some 0.1 s."""
 
 
-def untuned_config(request: KernelRequest) -> tuple[Config, Estimated | None]:
-    """Return the configuration to serve where nothing is tuned, and the reason if it is not the default.
+def untuned(request: KernelRequest) -> Choice:
+    """Return the choice where nothing is tuned.
 
     The default is served unless its estimated time is at least twice the estimated least one, and the file states
     enough for such an estimate. Where the default cannot run, or is not worth a trial, the one with the least estimate
     is served, or the first one if there are no estimates, or a bundle has no cubin of what they might choose.
     """
     spec, sizes, device, dtype = request.kernel.spec, request.problem.sizes, request.device, request.problem.dtype
-    default, estimates = dict(spec.default), not request.shelf.bundled
-    is_valid = not check_config(spec, default, sizes, device, dtype)
-    is_served = is_valid and meets_heuristics(spec, default, sizes, device)
+    default, estimates = Choice("default", dict(spec.default)), not request.shelf.bundled
+    is_valid = not check_config(spec, default.config, sizes, device, dtype)
+    is_served = is_valid and meets_heuristics(spec, default.config, sizes, device)
     if is_served:
         may_enumerate = prod(len(each.values) for each in spec.parameters) <= _MAX_COMBINATIONS
         if not estimates or spec.work.flops is None or not may_enumerate:
-            return default, None
+            return default
         from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 
-        found = estimate_configs(spec, sizes, device, [default], dtype)
+        found = estimate_configs(spec, sizes, device, [default.config], dtype)
         if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.bound_us[0]:
-            return default, None  # by the device's peaks, nothing can be far faster
+            return default  # by the device's peaks, nothing can be far faster
     from autotile.space.search_space import feasible_space
 
     try:
         space = feasible_space(spec, sizes, device, dtype)
     except SpecError:
         if is_valid:  # the space is too large to enumerate
-            return default, None
+            return default
         raise
-    fastest = _fastest(request, space, beside=default if is_served else None)
-    if estimates and fastest is not None:
+    if estimates and (fastest := _fastest(request, space, beside=default.config if is_served else None)) is not None:
         return fastest
-    return (default if is_served else space.config(0)), None
+    return default if is_served else Choice("default", space.config(0))
 
 
-def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | None) -> tuple[Config, Estimated] | None:
+def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | None) -> Choice | None:
     """Return the configuration of the least estimate; None without estimates, or if ``beside`` may be as fast."""
     import numpy as np
 
@@ -572,8 +565,7 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
     from autotile.space.search_space import SearchSpace
     from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
 
-    spec, problem, device = request.kernel.spec, request.problem, request.device
-    codes = space.codes
+    spec, problem, device, codes = request.kernel.spec, request.problem, request.device, space.codes
     if len(codes) > _MAX_ROWS:
         codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
     if beside is not None:
@@ -590,14 +582,14 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
 
     least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside is not None else np.inf
     for row in np.argsort(found.time_us, kind="stable").tolist():
-        if found.time_us[row] > least:
+        time_us = float(found.time_us[row])
+        if time_us > least:
             return None
-        config = tried.config(row)
-        if config_key(config) not in request.wrong:
-            time_us = float(found.time_us[row])
-            if beside is None:
-                return config, Estimated(time_us, None, "")
-            return config, Estimated(time_us, float(found.time_us[0]), f"{launch(row)}, the default's {launch(0)}")
+        if config_key(config := tried.config(row)) not in request.wrong:
+            default_us, reason = None, ""
+            if beside is not None:
+                default_us, reason = float(found.time_us[0]), f"{launch(row)}, the default's {launch(0)}"
+            return Choice("default", config, estimated=Estimated(time_us, default_us, reason))
     return None
 
 

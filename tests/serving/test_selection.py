@@ -39,7 +39,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
 from autotile.serving.choice import Choice, explain
 from autotile.serving.dispatcher import Dispatcher
-from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
+from autotile.serving.selection import KernelRequest, Shelf, choose, untuned
 from autotile.settings import read_settings
 from autotile.space import search_space
 from autotile.space.limits import check_config, meets_heuristics
@@ -360,7 +360,8 @@ class TestUntuned:
         kernel, shelf = load_kernel(name), Shelf(bundled=not estimates)
         request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), PROFILE, "13.0", shelf)
         vars(request)["wrong"] = wrong
-        return untuned_config(request)
+        choice = untuned(request)
+        return choice.config, choice.estimated
 
     @pytest.mark.parametrize("name", ["sgemm", "sgemm_2d", "gemm_mma", "gemm_wgmma", "matmul_naive"])
     def test_the_default_is_served_where_it_fits_and_a_guess_does_not_replace_it(self, name):
@@ -472,7 +473,7 @@ class TestFarAway:
         tune(tmp_path / "far.db", "4096x4096x4096", seed=11)
         assert serve(tmp_path / "far.db", "2048x2048x2048").choice.tier == "nearest"
         far = serve(tmp_path / "far.db", "100000x100000x8")
-        empty, _ = untuned_config(KernelRequest(SGEMM, far.problem, PROFILE, "", Shelf()))
+        empty = untuned(KernelRequest(SGEMM, far.problem, PROFILE, "", Shelf())).config
         assert (far.choice.tier, far.config) == ("default", empty)
 
 
@@ -529,7 +530,7 @@ def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tu
     found = {}
     for text in RECORDINGS.keys() - set(tuned):
         kernel = serve(path, text)
-        empty, _ = untuned_config(KernelRequest(SGEMM, kernel.problem, PROFILE, "", Shelf()))
+        empty = untuned(KernelRequest(SGEMM, kernel.problem, PROFILE, "", Shelf())).config
         if np.isinf(time_us(text, empty)):
             assert kernel.config == empty
             continue
