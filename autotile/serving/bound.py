@@ -31,13 +31,13 @@ import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel, KernelName
 from autotile.serving.aside import compilations, wait_for_compilations
-from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier, resources_document
+from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier
 from autotile.serving.choice import explain as explain_choice
 from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
@@ -284,8 +284,14 @@ class BoundKernel:
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values; it is compiled if its resources are not known."""
-        measurement, choice = self.measurement, self.choice
-        geometry = self.geometry if self.resources is not None else None  # a library has neither
+        measurement, choice, resources, occupancy = self.measurement, self.choice, self.resources, self.occupancy
+        demands = None
+        if resources is not None and occupancy is not None:  # a library has neither
+            demands = {
+                **attributes(resources, "registers", "spill_bytes", "static_smem_bytes"),
+                **attributes(self.geometry, "dynamic_smem_bytes", "threads"),
+                **attributes(occupancy, "blocks_per_sm", "occupancy", "limited_by"),
+            }
         facts = {
             "kernel": self.kernel,
             "problem": self.problem.sizes,
@@ -305,7 +311,7 @@ class BoundKernel:
             "bundle": choice.packed or None,
             "pinned": choice.pinned or None,
             "estimated": choice.estimated,
-            "resources": resources_document(self.resources, geometry, self.occupancy),
+            "resources": demands,
             "explain": self.explain(),
             **({"compared": choice.compared} if choice.compared is not None else {}),
             **({"unapplied": choice.unapplied} if choice.unapplied else {}),
