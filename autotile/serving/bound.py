@@ -6,12 +6,9 @@ launcher. Code is a kernel in a configuration or a library (`autotile.serving.ch
 methods (`autotile.serving.launching`). A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
-`KernelRequest`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`).
-Sources yield choices for it, lazily and best first: exact results, rules of families, neighbours, the untuned
-configuration. One filter passes those that may be served, and one estimate compares neighbours with what an empty
-database would serve. An operation (`autotile.serving.operations`) adds four sources over the requests of its kernels:
-measured times, a model of times, libraries, the nearest. Pins (`autotile.serving.pinning`) precede all sources, and
-``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher` makes the same look-up again
+`KernelRequest`, for which sources yield choices (`autotile.serving.selection`). An operation
+(`autotile.serving.operations`) adds sources over the requests of its kernels: measured times, a model of times,
+libraries, the nearest. Pins (`autotile.serving.pinning`) precede all sources. `Refresher` makes the same look-up again
 when results were stored, and has the served kernel adopt what it finds.
 
 Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
@@ -320,13 +317,7 @@ class BoundKernel:
         return document
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
-        """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
-
-        Raises
-        ------
-        TypeError
-            The kernel was not returned by `get_best_kernel`.
-        """
+        """Return the request for a pickle; that the kernel was not returned by `get_best_kernel` is a `TypeError`."""
         if self.request is None:
             raise TypeError(
                 f"{self!r} cannot be served again: it was not returned by get_best_kernel, or is of a kernel that is "
@@ -358,12 +349,7 @@ class BoundKernel:
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be.
 
-        Raises
-        ------
-        InputError
-            The occupancy is not known: the kernel cannot be compiled, or is a library.
-        ToolchainError
-            Plotly is not installed.
+        Raise `InputError` if the occupancy is not known, as of a library, `ToolchainError` if Plotly is not installed.
         """
         from autotile.report.theme import block_limits_chart, figure_of
 
@@ -412,7 +398,9 @@ class BoundKernel:
                 index = self._only_output
                 return launched[index] if index is not None else self._outputs(launched)
         launcher = launcher or self._load_for(arrays, stream, scalars)
-        return self._launched(launcher.launch(arrays, stream, scalars))
+        launched = launcher.launch(arrays, stream, scalars)
+        self.count_call()
+        return self._outputs(launched)
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
@@ -440,19 +428,8 @@ class BoundKernel:
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
         """Check arrays once, and return a function that launches on them, on the current stream of their library.
 
-        The function may be called from any thread and with any device current. It keeps the arrays alive.
-
-        Parameters
-        ----------
-        *arrays
-            All buffers of the kernel, in order.
-        **scalars
-            Scalars with a default, such as ``alpha``.
-
-        Raises
-        ------
-        ArgumentError, ToolchainError, CompileError, InputError
-            As for a call.
+        The arrays are all buffers of the kernel, in order; scalars and errors are those of a call. The function may be
+        called from any thread and with any device current. It keeps the arrays alive.
         """
         self._wait_for_choice()  # what is returned keeps its configuration
         launcher = self._launcher or self._load_for(arrays, None, scalars)
@@ -477,11 +454,6 @@ class BoundKernel:
     def _report_calls(self) -> None:
         report = self._report
         self._report_at = report(self.calls) if report is not None else sys.maxsize
-
-    def _launched(self, arrays: Sequence[Any]) -> Any:
-        """Count a call, and return the outputs among its buffers."""
-        self.count_call()
-        return self._outputs(arrays)
 
     def _outputs(self, arrays: Sequence[Any]) -> Any:
         buffers = self.definition.spec.buffers
@@ -523,18 +495,9 @@ class BoundKernel:
         """Serve the choice of another kernel from the next call on; return whether it was taken over.
 
         Calls may run in other threads meanwhile: each uses either choice as a whole. The launches and captures before,
-        and the functions from `bind`, keep their configuration.
-
-        Parameters
-        ----------
-        other
-            A kernel, or a library, for the same arrays and device. It is not used any further. Nothing changes if this
-            one is loaded, and the other is not or is to be raced at its first call.
-
-        Raises
-        ------
-        InputError
-            It is no served kernel, or one for other arrays or another device.
+        and the functions from `bind`, keep their configuration. The other is not used any further. Nothing changes if
+        this one is loaded, and the other is not or is to be raced at its first call. Raise `InputError` if it is no
+        served kernel, or one for other arrays or another device.
         """
         expect_served(other, "adopt")
         if other is self:
@@ -678,7 +641,8 @@ def capture(
 
     def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
         launcher = kernel._load_for(arrays, stream, scalars)
-        folder = into if not into.is_full else None
-        return kernel._launched(launcher.launch(arrays, stream, scalars, folder))
+        launched = launcher.launch(arrays, stream, scalars, into if not into.is_full else None)
+        kernel.count_call()
+        return kernel._outputs(launched)
 
     return captured
