@@ -98,11 +98,6 @@ class Expectation(msgspec.Struct, frozen=True):
         return self.log_upper < 0
 
     @property
-    def is_slower(self) -> bool:
-        """Whether it is slower than the base by more than the doubt."""
-        return self.log_ratio - self.doubt > 0
-
-    @property
     def log_upper(self) -> float:
         """Upper end of the interval of `log_ratio`."""
         return self.log_ratio + self.doubt

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.exchange.bundle import Bundle, BundledCubin, BundledKernel
     from autotile.families.operation_model import OperationModel
-    from autotile.families.preference import Expectation, Tuned
+    from autotile.families.preference import Tuned
     from autotile.space.search_space import SearchSpace
 
 Result = TypeVar("Result")
@@ -443,8 +443,8 @@ def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice
             compared = _compared(request, base, [(tuned, {name: winner})])
         if compared is None:
             return choice, ""
-        _, verdict, expected = compared
-        if not expected.is_slower:
+        _, verdict = compared
+        if verdict.interval[0] <= 1.0:  # it is not surely slower
             return replace(choice, compared=replace(verdict, serves=True)), ""
         reason = reason or f"The rule of the family {rule.family} is not followed here: {verdict.text}."
     return None, reason
@@ -480,9 +480,9 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
             studies.append((Tuned(one.key.sizes, one.device, configs, times_us), served))
         compared = _compared(request, base, studies)
         if compared is not None:
-            winner, verdict, expected = compared
-            is_likely = not expected.is_slower if request.is_near(winner.key.sizes) else expected.log_ratio < 0
-            if verdict.serves or (trusted and is_likely):
+            winner, verdict = compared
+            likely = verdict.interval[0] <= 1.0 if request.is_near(winner.key.sizes) else verdict.ratio < 1.0
+            if verdict.serves or (trusted and likely):
                 served_for = replace(verdict, serves=True, is_nearest=winner is near[0])
                 return replace(request.choice_of(winner), compared=served_for, unapplied=base.unapplied)
             base = replace(base, compared=base.compared or verdict)
@@ -494,7 +494,7 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
 
 def _compared(
     request: KernelRequest, base: Choice, studies: Sequence[tuple[Tuned, Mapping[str, Winner]]]
-) -> tuple[Winner, Compared, Expectation] | None:
+) -> tuple[Winner, Compared] | None:
     """Return the most promising result and its comparison with a choice; None if all are that choice.
 
     ``studies`` are tuned problems, each with the results that may be served from it.
@@ -514,8 +514,7 @@ def _compared(
         return None
     winner = studies[found.study][1][found.key]
     expected, tuned = (found.ratio, found.interval), (winner.key.sizes, winner.key.gpu_name)
-    verdict = Compared(winner.config, base.config, base.tier, *expected, *tuned, serves=found.is_faster)
-    return winner, verdict, found
+    return winner, Compared(winner.config, base.config, base.tier, *expected, *tuned, serves=found.is_faster)
 
 
 _MAX_ROWS = 4096
