@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,11 @@ def expect_served(kernel: object, taken_by: str) -> None:
         raise InputError(f"{taken_by} takes a kernel from get_best_kernel, and got {type(kernel).__name__}")
 
 
+def _forwarded(path: str, doc: str) -> Any:
+    """Return a read-only attribute that is one of the choice, or of the code that it is of."""
+    return property(attrgetter(path), doc=doc)
+
+
 class BoundKernel:
     """A served kernel, or a library in its place; ``kernel(A, B, C)`` launches it.
 
@@ -115,6 +121,27 @@ class BoundKernel:
         The value of a scalar, computed from the problem sizes, does not fit in its type; of what a model chose, the
         first call raises it.
     """
+
+    kernel: str = _forwarded("_code.name", "Name of the kernel or the library.")
+    problem: Problem = _forwarded("_code.asked", "Sizes and dtype; of a library by the names of the operation.")
+    definition: Kernel = _forwarded(
+        "_code.definition", "Search-space file and template; for a library, of a kernel that declares the same arrays."
+    )
+    library: Library | None = _forwarded("_code.library", "The library that is served; None for a kernel.")
+    config: Config = _forwarded("choice.config", "The configuration that is served; empty for a library.")
+    tier: Tier = _forwarded(
+        "choice.tier",
+        "Origin: ``exact``, ``family``, ``nearest``, ``transferred``, ``default``, ``model`` or ``library``.",
+    )
+    measurement: Measurement | None = _forwarded(
+        "choice.measurement", "Time of the configuration where it was tuned; None for the default."
+    )
+    source: str = _forwarded(
+        "choice.source",
+        "Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default.",
+    )
+    tuned_on: str = _forwarded("choice.tuned_on", "Name of the GPU that it was tuned on; empty for the default.")
+    tuned_at: datetime | None = _forwarded("choice.tuned_at", "Time at which the configuration was tuned (UTC).")
 
     def __init__(
         self,
@@ -155,64 +182,14 @@ class BoundKernel:
             _ = code.plan
 
     @property
-    def kernel(self) -> str:
-        """Name of the kernel or the library."""
-        return self._code.name
-
-    @property
-    def problem(self) -> Problem:
-        """Sizes and dtype that it is bound to; of a library by the names of the operation."""
-        return self._code.asked
-
-    @property
-    def definition(self) -> Kernel:
-        """Search-space file and template of the kernel; for a library, of one that declares the same arrays."""
-        return self._code.definition
-
-    @property
-    def library(self) -> Library | None:
-        """The library that is served; None for a kernel."""
-        return self._code.library
-
-    @property
     def is_library(self) -> bool:
-        """Whether it is a library, served for a problem of an operation; its configuration is empty."""
+        """Whether it is a library, served for a problem of an operation."""
         return self._code.library is not None
 
     @property
     def can_launch(self) -> bool:
         """Whether it is served for a CUDA device of this machine, rather than only for inspection."""
         return self._device_index is not None
-
-    @property
-    def config(self) -> Config:
-        """The configuration that is served."""
-        return self.choice.config
-
-    @property
-    def tier(self) -> Tier:
-        """Origin: ``exact``, ``family``, ``nearest``, ``transferred``, ``default``, ``model`` or ``library``."""
-        return self.choice.tier
-
-    @property
-    def measurement(self) -> Measurement | None:
-        """Time of the configuration where it was tuned; None for the default."""
-        return self.choice.measurement
-
-    @property
-    def source(self) -> str:
-        """Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default."""
-        return self.choice.source
-
-    @property
-    def tuned_on(self) -> str:
-        """Name of the GPU that the configuration was tuned on; empty for the default."""
-        return self.choice.tuned_on
-
-    @property
-    def tuned_at(self) -> datetime | None:
-        """Time at which the configuration was tuned (UTC)."""
-        return self.choice.tuned_at
 
     @property
     def geometry(self) -> LaunchGeometry:
