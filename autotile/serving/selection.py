@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby, islice
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, convert
 from autotile.core.forks import FORK_LOCK, cached_property
-from autotile.core.model import VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import (
     CHECKS,
@@ -158,7 +158,8 @@ class DatabaseShelf:
         """
         for row in self._read(None, DIGESTED, study=study, config=config):
             with suppress(DataError):
-                yield Winner.from_row(row, device), convert(row["telemetry"], _DigestColumn).output_digest
+                digest = convert(row["telemetry"], dict[str, Any]).get(OUTPUT_DIGEST, "")
+                yield Winner.from_row(row, device), convert(digest, Text)
 
     def _read(
         self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
@@ -175,12 +176,6 @@ class DatabaseShelf:
         except DatabaseError as error:
             self.fault = str(error)
             return []
-
-
-class _DigestColumn(msgspec.Struct):
-    """Telemetry of a trial, as far as it is read here."""
-
-    output_digest: Text = ""
 
 
 def read_server(location: str, read: Callable[[Database], Result]) -> Result | None:
@@ -338,9 +333,6 @@ def stored_choice(
     )
 
 
-Source = Callable[[KernelRequest], Iterator[Choice]]
-
-
 def exact(request: KernelRequest) -> Iterator[Choice]:
     """Yield the results of exactly this problem: the user's own by its key, then those among all."""
     if isinstance(request.shelf, DatabaseShelf):
@@ -358,7 +350,7 @@ def rules(request: KernelRequest) -> Iterator[Choice]:
     yield from (found[-1] for _, found in _by_rules(request, request.shelf.rules) if found is not None)
 
 
-def first_allowed(request: KernelRequest, *sources: Source) -> Choice | None:
+def first_allowed(request: KernelRequest, *sources: Callable[[KernelRequest], Iterator[Choice]]) -> Choice | None:
     """Return the first choice of several sources, in their order, that may be served; None if there is none."""
     return next(filter(request.allows, chain.from_iterable(source(request) for source in sources)), None)
 
