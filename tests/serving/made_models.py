@@ -56,4 +56,4 @@ def expect(kernel: str, time_us: float, doubt: float = 0.05) -> SimpleNamespace:
 def rule_of(family: Family, configs: tuple[Config, ...], tree: Tree, resources: Resources | None = None) -> FamilyRule:
     timed = tuple((10.0 + number, 9.0, 12.0) for number in range(len(configs)))
     point = RulePoint(family.largest, timed, 10.0, 0.0, 0.02)
-    return FamilyRule(family, tuple(RuleConfig(config, resources, 8) for config in configs), tree, (point,))
+    return FamilyRule(family, tuple(RuleConfig(config, 8, resources) for config in configs), tree, (point,))

@@ -616,7 +616,7 @@ class TestFamilies:
             RulePoint({"n": 1000 + number}, ((10.0, 9.0, 11.0),), 10.0, 0.0, held_out, without)
             for number, (held_out, without) in enumerate(losses)
         )
-        rule = FamilyRule(self.family, (RuleConfig(config, None, 8),), Leaf((0,)), points)
+        rule = FamilyRule(self.family, (RuleConfig(config, 8, None),), Leaf((0,)), points)
         read = FamilyRule.from_json(rule.to_json())
         assert read == rule
         return StoredRule(structs.replace(self.key, sizes={}), H200, read, NOW)
@@ -682,7 +682,7 @@ class TestFamilies:
         family = parse_family(SGEMM.spec, [f"{name}=1..8192" for name in "MNK"])
         times_us = (2775.0, 2770.0, 2780.0), (3127.0, 3120.0, 3130.0)
         point = RulePoint(dict.fromkeys("MNK", 4096), times_us, 2775.0, 0.0, 0.0)
-        configs = (RuleConfig(wide, None, 1), RuleConfig(dict(SGEMM.spec.default), None, 2))
+        configs = (RuleConfig(wide, 1, None), RuleConfig(dict(SGEMM.spec.default), 2, None))
         rule = FamilyRule(family, configs, Leaf((0, 1)), (point,))
         key = key_of(SGEMM, Problem("sgemm_2d", {}, "float32"), H200, nvrtc_version="13.0", l2_mode="cold")
         rules = [StoredRule(key, H200, rule, NOW)]
