@@ -81,7 +81,7 @@ def _add_families(database: Database, key: TuningKey, configs: list[dict[str, in
         points = tuple(
             RulePoint({**SIZES, "M": m}, ((9.0, 8.9, 9.1), (8.0, 7.9, 8.1)), 8.0, 0.1, 0.2) for m in (1, 900, top)
         )
-        rule_configs = tuple(RuleConfig(config, Resources(64, 0, 0, 0, 8192), 4) for config in configs[:2])
+        rule_configs = tuple(RuleConfig(config, 4, Resources(64, 0, 0, 0, 8192)) for config in configs[:2])
         save_family_state(database, key, family, DEVICE, FamilyState({"points": []}, 1, 1, 2.0))
         save_rule(database, key, DEVICE, FamilyRule(family, rule_configs, Leaf((1, 0)), points))
     family = Family({"M": Extent(((1, 2),)), "N": Extent(((512, 512),)), "K": Extent(((512, 512),))})

@@ -408,11 +408,11 @@ def find_leaf(tree: Tree, problem: Traits) -> Leaf:
 
 @dataclass(frozen=True, slots=True)
 class RuleConfig:
-    """One of the configurations of a rule, with its compiled resources, if known, and its resident blocks on one SM."""
+    """One of the configurations of a rule, with its resident blocks on one SM, and its compiled resources, if known."""
 
     config: Config
-    resources: Resources | None
     blocks_per_sm: Count
+    resources: Resources | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,11 +575,7 @@ class FamilyRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
-        configs = [
-            {"config": dict(one.config), "blocks_per_sm": one.blocks_per_sm, "resources": to_document(one.resources)}
-            for one in self.configs
-        ]
-        points = [to_document(point) for point in self.points]
+        configs, points = to_document(self.configs), to_document(self.points)
         for point in points:
             if point["without"] is None:
                 del point["without"]  # as rules were written before it was known

@@ -77,13 +77,17 @@ def meet_rules(
     return np.stack(met, axis=1)
 
 
-_NEEDS: Mapping[str, Sequence[str]] = {
-    "size": ("of",),
-    "alignment": ("of",),
-    "blocks": ("config",),
-    "waves": ("config",),
-    "work_ratio": ("config", "over"),
+Kind = Literal["size", "alignment", "outputs", "intensity", "blocks", "waves", "work_ratio"]
+_KINDS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
+    "size": ("{of}", ("of",)),
+    "alignment": ("alignment of {of}", ("of",)),
+    "outputs": ("outputs", ()),
+    "intensity": ("intensity", ()),
+    "blocks": ("blocks of #{config}", ("config",)),
+    "waves": ("waves of #{config}", ("config",)),
+    "work_ratio": ("work of #{config} / #{over}", ("config", "over")),
 }
+"""Kinds of features as text, and the attributes that they need."""
 _MAX_ALIGNMENT = 256
 """Largest power of two that divides any tile."""
 _LARGE_SIZE = 2**14
@@ -101,26 +105,17 @@ class Feature(NamedTuple):
     partial tiles at the edges and a partial last round are included.
     """
 
-    kind: Literal["size", "alignment", "outputs", "intensity", "blocks", "waves", "work_ratio"]
+    kind: Kind
     of: str = ""
     config: int = 0
     over: int = 0
 
     def __str__(self) -> str:
-        match self.kind:
-            case "size":
-                return self.of
-            case "alignment":
-                return f"alignment of {self.of}"
-            case "work_ratio":
-                return f"work of #{self.config} / #{self.over}"
-            case "blocks" | "waves":
-                return f"{self.kind} of #{self.config}"
-        return self.kind
+        return _KINDS[self.kind][0].format(**self._asdict())
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind and the attributes that it needs."""
-        return {"feature": self.kind, **{name: getattr(self, name) for name in _NEEDS.get(self.kind, ())}}
+        return {"feature": self.kind, **{name: getattr(self, name) for name in _KINDS[self.kind][1]}}
 
     @classmethod
     def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:

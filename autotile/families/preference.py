@@ -98,11 +98,6 @@ class Expectation(msgspec.Struct, frozen=True):
         return self.log_upper < 0
 
     @property
-    def is_slower(self) -> bool:
-        """Whether it is slower than the base by more than the doubt."""
-        return self.log_ratio - self.doubt > 0
-
-    @property
     def log_upper(self) -> float:
         """Upper end of the interval of `log_ratio`."""
         return self.log_ratio + self.doubt
@@ -141,7 +136,7 @@ def prefer(
     returned if there is nothing to compare: no configuration, or none but the base. Studies are the nearest first, and
     ``may_serve`` is asked with the position of one and a `config_key`.
     """
-    base_key = config_key(base)
+    base_key, default_key = config_key(base), config_key(spec.default)
     tried = [config for tuned in studies for key, config in tuned.configs.items() if key != base_key]
     if not tried:
         return None
@@ -160,12 +155,40 @@ def prefer(
             if len(_known) >= _MAX_KNOWN:
                 _known.clear()
             _known[known] = there
+        is_estimated = here.log_us is not None and there.log_us is not None
+        now, then = (here.log_us, there.log_us) if is_estimated else (here.idle, there.idle)
+        is_counted = now is not None and then is not None
+        if now is None or then is None:
+            now = then = np.zeros(len(tried) + 2)
+
         flags, doublings = size_distance(tuned.sizes, sizes)
         if tuned.device is not None and _identity(tuned.device) != _identity(device):
             doublings = max(doublings, 1.0)  # another GPU counts as one doubling at least
+        of_distance = min(_LEAST_DOUBT + _DOUBT_PER_DOUBLING * doublings, _FULL_DOUBT) + _DOUBT_OF_FLAG * flags
+        of_distance += _DOUBT_PER_DOUBLING * max(doublings - _CHECKED_DOUBLINGS, 0.0)
+
+        base_us, default_us = tuned.times_us.get(base_key), tuned.times_us.get(default_key)
+        by_base = base_us is not None or base_key == default_key  # else by the default, the link between both
+        reference, reference_us = (0, base_us) if by_base else (1, default_us)
         for row_there, key in enumerate(own, start=2):
-            at = {"asked": (here, len(found) + 2), "measured_at": (there, row_there)}
-            log_ratio, doubt = _expected(spec, base_key, tuned, key, distance=(flags, doublings), **at)
+            row, time_us = len(found) + 2, tuned.times_us.get(key)
+            estimated_there = float(then[row_there] - then[reference])
+            if time_us is not None and reference_us is not None:
+                measured = math.log(time_us / reference_us)
+            else:
+                measured = min(-_USUAL_GAIN, estimated_there if is_estimated else 0.0)
+            change = float(now[row] - now[reference]) - estimated_there
+            log_ratio = measured + change
+
+            doubt = of_distance + _DOUBT_OF_CHANGE * (1 if here.is_declared else 2) * abs(change)
+            if here.warps is not None and there.warps is not None:
+                doubt += _DOUBT_OF_WARPS * max(float(there.warps[row_there] - here.warps[row]), 0.0)
+            if not is_estimated:
+                doubt += _UNCOUNTED_DOUBT * doublings * (1 if is_counted else 2)
+            if not by_base and is_estimated:
+                log_ratio, doubt = log_ratio + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT
+            elif not by_base:
+                log_ratio, doubt = 0.0, math.inf
             found.append(Expectation(log_ratio, doubt, number, key))
     while found:
         best = found[0]
@@ -178,60 +201,12 @@ def prefer(
     return None
 
 
-def _expected(
-    spec: KernelSpec,
-    base_key: str,
-    tuned: Tuned,
-    key: str,
-    *,
-    distance: tuple[int, float],
-    asked: tuple[_Launched, int],
-    measured_at: tuple[_Launched, int],
-) -> tuple[float, float]:
-    """Return the logarithm of a configuration's expected time over that of the base, and its doubt.
-
-    Its launches are in a row of those at the problem that is asked for, and of those at the tuned one; in both, row 0
-    is the base and row 1 the default.
-    """
-    (here, row), (there, row_there) = asked, measured_at
-    is_estimated = here.log_us is not None and there.log_us is not None
-    now, then = (here.log_us, there.log_us) if is_estimated else (here.idle, there.idle)
-    is_counted = now is not None and then is not None
-    if now is None or then is None:
-        now, then = np.zeros(row + 1), np.zeros(row_there + 1)
-
-    default_key = config_key(spec.default)
-    time_us, base_us, default_us = (tuned.times_us.get(name) for name in (key, base_key, default_key))
-    reference = 0 if base_us is not None or base_key == default_key else 1
-    reference_us = base_us if reference == 0 else default_us
-    estimated_there = float(then[row_there] - then[reference])
-    if time_us is not None and reference_us is not None:
-        measured = math.log(time_us / reference_us)
-    else:
-        measured = min(-_USUAL_GAIN, estimated_there if is_estimated else 0.0)
-    change = float(now[row] - now[reference]) - estimated_there
-
-    flags, doublings = distance
-    doubt = min(_LEAST_DOUBT + _DOUBT_PER_DOUBLING * doublings, _FULL_DOUBT) + _DOUBT_OF_FLAG * flags
-    doubt += _DOUBT_PER_DOUBLING * max(doublings - _CHECKED_DOUBLINGS, 0.0)
-    doubt += _DOUBT_OF_CHANGE * (1 if here.is_declared else 2) * abs(change)
-    if here.warps is not None and there.warps is not None:
-        doubt += _DOUBT_OF_WARPS * max(float(there.warps[row_there] - here.warps[row]), 0.0)
-    if not is_estimated:
-        doubt += _UNCOUNTED_DOUBT * doublings * (1 if is_counted else 2)
-    if reference == 0:
-        return measured + change, doubt
-    if not is_estimated:
-        return 0.0, math.inf
-    return measured + change + float(now[1] - now[0]), doubt + _UNMEASURED_DOUBT
-
-
 def _identity(device: DeviceProperties) -> tuple[object, ...]:
     return device.name, device.compute_capability, device.sm_count
 
 
 class _Launched(NamedTuple):
-    """Launches of several configurations at a problem, as far as known; columns of shape (configurations,)."""
+    """Launches of the base, the default and further configurations, as far as known; columns (configurations,)."""
 
     log_us: Column | None
     """Logarithms of the estimated times."""

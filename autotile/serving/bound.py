@@ -6,12 +6,9 @@ launcher. Code is a kernel in a configuration or a library (`autotile.serving.ch
 methods (`autotile.serving.launching`). A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
-`KernelRequest`: a kernel, its problem, the device, and the shelf of stored results (`autotile.serving.selection`).
-Sources yield choices for it, lazily and best first: exact results, rules of families, neighbours, the untuned
-configuration. One filter passes those that may be served, and one estimate compares neighbours with what an empty
-database would serve. An operation (`autotile.serving.operations`) adds four sources over the requests of its kernels:
-measured times, a model of times, libraries, the nearest. Pins (`autotile.serving.pinning`) precede all sources, and
-``numerics="same"`` takes a choice to another one that computes the same bits. `Refresher` makes the same look-up again
+`KernelRequest`, for which sources yield choices (`autotile.serving.selection`). An operation
+(`autotile.serving.operations`) adds sources over the requests of its kernels: measured times, a model of times,
+libraries, the nearest. Pins (`autotile.serving.pinning`) precede all sources. `Refresher` makes the same look-up again
 when results were stored, and has the served kernel adopt what it finds.
 
 Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
@@ -24,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +29,13 @@ import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
 from autotile.kernel.library import Kernel, KernelName
 from autotile.serving.aside import compilations, wait_for_compilations
-from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier, resources_document
+from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, Tier
 from autotile.serving.choice import explain as explain_choice
 from autotile.settings import Numerics, absolute_path, read_settings
 from autotile.space.limits import compiled_occupancy
@@ -88,6 +86,11 @@ def expect_served(kernel: object, taken_by: str) -> None:
         raise InputError(f"{taken_by} takes a kernel from get_best_kernel, and got {type(kernel).__name__}")
 
 
+def _forwarded(path: str, doc: str) -> Any:
+    """Return a read-only attribute that is one of the choice, or of the code that it is of."""
+    return property(attrgetter(path), doc=doc)
+
+
 class BoundKernel:
     """A served kernel, or a library in its place; ``kernel(A, B, C)`` launches it.
 
@@ -118,6 +121,27 @@ class BoundKernel:
         The value of a scalar, computed from the problem sizes, does not fit in its type; of what a model chose, the
         first call raises it.
     """
+
+    kernel: str = _forwarded("_code.name", "Name of the kernel or the library.")
+    problem: Problem = _forwarded("_code.asked", "Sizes and dtype; of a library by the names of the operation.")
+    definition: Kernel = _forwarded(
+        "_code.definition", "Search-space file and template; for a library, of a kernel that declares the same arrays."
+    )
+    library: Library | None = _forwarded("_code.library", "The library that is served; None for a kernel.")
+    config: Config = _forwarded("choice.config", "The configuration that is served; empty for a library.")
+    tier: Tier = _forwarded(
+        "choice.tier",
+        "Origin: ``exact``, ``family``, ``nearest``, ``transferred``, ``default``, ``model`` or ``library``.",
+    )
+    measurement: Measurement | None = _forwarded(
+        "choice.measurement", "Time of the configuration where it was tuned; None for the default."
+    )
+    source: str = _forwarded(
+        "choice.source",
+        "Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default.",
+    )
+    tuned_on: str = _forwarded("choice.tuned_on", "Name of the GPU that it was tuned on; empty for the default.")
+    tuned_at: datetime | None = _forwarded("choice.tuned_at", "Time at which the configuration was tuned (UTC).")
 
     def __init__(
         self,
@@ -158,64 +182,14 @@ class BoundKernel:
             _ = code.plan
 
     @property
-    def kernel(self) -> str:
-        """Name of the kernel or the library."""
-        return self._code.name
-
-    @property
-    def problem(self) -> Problem:
-        """Sizes and dtype that it is bound to; of a library by the names of the operation."""
-        return self._code.asked
-
-    @property
-    def definition(self) -> Kernel:
-        """Search-space file and template of the kernel; for a library, of one that declares the same arrays."""
-        return self._code.definition
-
-    @property
-    def library(self) -> Library | None:
-        """The library that is served; None for a kernel."""
-        return self._code.library
-
-    @property
     def is_library(self) -> bool:
-        """Whether it is a library, served for a problem of an operation; its configuration is empty."""
+        """Whether it is a library, served for a problem of an operation."""
         return self._code.library is not None
 
     @property
     def can_launch(self) -> bool:
         """Whether it is served for a CUDA device of this machine, rather than only for inspection."""
         return self._device_index is not None
-
-    @property
-    def config(self) -> Config:
-        """The configuration that is served."""
-        return self.choice.config
-
-    @property
-    def tier(self) -> Tier:
-        """Origin: ``exact``, ``family``, ``nearest``, ``transferred``, ``default``, ``model`` or ``library``."""
-        return self.choice.tier
-
-    @property
-    def measurement(self) -> Measurement | None:
-        """Time of the configuration where it was tuned; None for the default."""
-        return self.choice.measurement
-
-    @property
-    def source(self) -> str:
-        """Source of the measurement: ``cuda``, ``replayed`` (from a recording), or empty for the default."""
-        return self.choice.source
-
-    @property
-    def tuned_on(self) -> str:
-        """Name of the GPU that the configuration was tuned on; empty for the default."""
-        return self.choice.tuned_on
-
-    @property
-    def tuned_at(self) -> datetime | None:
-        """Time at which the configuration was tuned (UTC)."""
-        return self.choice.tuned_at
 
     @property
     def geometry(self) -> LaunchGeometry:
@@ -284,28 +258,28 @@ class BoundKernel:
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts about the served kernel as JSON values; it is compiled if its resources are not known."""
-        measurement, choice = self.measurement, self.choice
-        geometry = self.geometry if self.resources is not None else None  # a library has neither
+        measurement, choice, resources, occupancy = self.measurement, self.choice, self.resources, self.occupancy
+        demands = None
+        if resources is not None and occupancy is not None:  # a library has neither
+            demands = {
+                **attributes(resources, "registers", "spill_bytes", "static_smem_bytes"),
+                **attributes(self.geometry, "dynamic_smem_bytes", "threads"),
+                **attributes(occupancy, "blocks_per_sm", "occupancy", "limited_by"),
+            }
         facts = {
             "kernel": self.kernel,
             "problem": self.problem.sizes,
             "dtype": self.problem.dtype,
-            "tier": self.tier,
-            "config": self.config,
+            **attributes(self, "tier", "config"),
             "time_us": measurement.time_us if measurement else None,
             "interval_us": [measurement.low_us, measurement.high_us] if measurement else None,
             "device": self.device.identity,
-            "source": self.source,
-            "tuned_on": self.tuned_on,
-            "tuned_at": self.tuned_at,
-            "contenders": self.contenders,
-            "differences": choice.differences,
-            "aged": choice.aged,
-            "shipped": choice.shipped,
+            **attributes(self, "source", "tuned_on", "tuned_at", "contenders"),
+            **attributes(choice, "differences", "aged", "shipped"),
             "bundle": choice.packed or None,
             "pinned": choice.pinned or None,
             "estimated": choice.estimated,
-            "resources": resources_document(self.resources, geometry, self.occupancy),
+            "resources": demands,
             "explain": self.explain(),
             **({"compared": choice.compared} if choice.compared is not None else {}),
             **({"unapplied": choice.unapplied} if choice.unapplied else {}),
@@ -314,13 +288,7 @@ class BoundKernel:
         return document
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
-        """Pickle the request: a process that unpickles it serves it anew, for its own device and from what it can read.
-
-        Raises
-        ------
-        TypeError
-            The kernel was not returned by `get_best_kernel`.
-        """
+        """Return the request for a pickle; that the kernel was not returned by `get_best_kernel` is a `TypeError`."""
         if self.request is None:
             raise TypeError(
                 f"{self!r} cannot be served again: it was not returned by get_best_kernel, or is of a kernel that is "
@@ -352,12 +320,7 @@ class BoundKernel:
     def plot_limits(self, *, dark: bool | None = None) -> go.Figure:
         """Return a Plotly figure of the blocks that each resource of an SM allows, compiling if need be.
 
-        Raises
-        ------
-        InputError
-            The occupancy is not known: the kernel cannot be compiled, or is a library.
-        ToolchainError
-            Plotly is not installed.
+        Raise `InputError` if the occupancy is not known, as of a library, `ToolchainError` if Plotly is not installed.
         """
         from autotile.report.theme import block_limits_chart, figure_of
 
@@ -406,7 +369,9 @@ class BoundKernel:
                 index = self._only_output
                 return launched[index] if index is not None else self._outputs(launched)
         launcher = launcher or self._load_for(arrays, stream, scalars)
-        return self._launched(launcher.launch(arrays, stream, scalars))
+        launched = launcher.launch(arrays, stream, scalars)
+        self.count_call()
+        return self._outputs(launched)
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
@@ -434,19 +399,8 @@ class BoundKernel:
     def bind(self, *arrays: Any, **scalars: float) -> Callable[[], None]:
         """Check arrays once, and return a function that launches on them, on the current stream of their library.
 
-        The function may be called from any thread and with any device current. It keeps the arrays alive.
-
-        Parameters
-        ----------
-        *arrays
-            All buffers of the kernel, in order.
-        **scalars
-            Scalars with a default, such as ``alpha``.
-
-        Raises
-        ------
-        ArgumentError, ToolchainError, CompileError, InputError
-            As for a call.
+        The arrays are all buffers of the kernel, in order; scalars and errors are those of a call. The function may be
+        called from any thread and with any device current. It keeps the arrays alive.
         """
         self._wait_for_choice()  # what is returned keeps its configuration
         launcher = self._launcher or self._load_for(arrays, None, scalars)
@@ -471,11 +425,6 @@ class BoundKernel:
     def _report_calls(self) -> None:
         report = self._report
         self._report_at = report(self.calls) if report is not None else sys.maxsize
-
-    def _launched(self, arrays: Sequence[Any]) -> Any:
-        """Count a call, and return the outputs among its buffers."""
-        self.count_call()
-        return self._outputs(arrays)
 
     def _outputs(self, arrays: Sequence[Any]) -> Any:
         buffers = self.definition.spec.buffers
@@ -517,18 +466,9 @@ class BoundKernel:
         """Serve the choice of another kernel from the next call on; return whether it was taken over.
 
         Calls may run in other threads meanwhile: each uses either choice as a whole. The launches and captures before,
-        and the functions from `bind`, keep their configuration.
-
-        Parameters
-        ----------
-        other
-            A kernel, or a library, for the same arrays and device. It is not used any further. Nothing changes if this
-            one is loaded, and the other is not or is to be raced at its first call.
-
-        Raises
-        ------
-        InputError
-            It is no served kernel, or one for other arrays or another device.
+        and the functions from `bind`, keep their configuration. The other is not used any further. Nothing changes if
+        this one is loaded, and the other is not or is to be raced at its first call. Raise `InputError` if it is no
+        served kernel, or one for other arrays or another device.
         """
         expect_served(other, "adopt")
         if other is self:
@@ -672,7 +612,8 @@ def capture(
 
     def captured(*arrays: Any, stream: Any = None, **scalars: float) -> Any:
         launcher = kernel._load_for(arrays, stream, scalars)
-        folder = into if not into.is_full else None
-        return kernel._launched(launcher.launch(arrays, stream, scalars, folder))
+        launched = launcher.launch(arrays, stream, scalars, into if not into.is_full else None)
+        kernel.count_call()
+        return kernel._outputs(launched)
 
     return captured

@@ -15,16 +15,7 @@ import msgspec
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.forks import cached_property
-from autotile.core.model import (
-    Config,
-    LaunchGeometry,
-    Measurement,
-    Occupancy,
-    Problem,
-    Resources,
-    config_key,
-    config_text,
-)
+from autotile.core.model import Config, Measurement, Problem, Resources, config_key, config_text
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.library import Kernel
 from autotile.settings import read_settings
@@ -435,21 +426,3 @@ def _digits(time_us: float) -> str:
 def _rough(time_us: float) -> str:
     """Format an estimated time with two significant digits and no exponent."""
     return f"{float(f'{time_us:.2g}'):g}"
-
-
-def resources_document(
-    resources: Resources | None, geometry: LaunchGeometry | None, occupancy: Occupancy | None
-) -> dict[str, Any] | None:
-    """Return the demands of a configuration and its resident blocks for JSON; None if not known."""
-    if resources is None or geometry is None:
-        return None
-    return {
-        "registers": resources.registers,
-        "spill_bytes": resources.spill_bytes,
-        "static_smem_bytes": resources.static_smem_bytes,
-        "dynamic_smem_bytes": geometry.dynamic_smem_bytes,
-        "threads": geometry.threads,
-        "blocks_per_sm": occupancy.blocks_per_sm if occupancy is not None else None,
-        "occupancy": occupancy.occupancy if occupancy is not None else None,
-        "limited_by": list(occupancy.limited_by) if occupancy is not None else None,
-    }

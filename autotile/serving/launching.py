@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from threading import local
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -382,15 +383,8 @@ class CallArguments(CallArrays):
         if scalars:
             free = _settable(self._spec, scalars, self._spec.name)
             values |= {name: encode_scalar(free[name], v, self._problem.dtype) for name, v in scalars.items()}
-        launches = pack_launches(
-            self._spec,
-            self.plan,
-            self._data,
-            self._problem.dtype,
-            addresses={**pointers, **workspaces},
-            scalars=values,
-        )
-        return tuple(value for launch in launches for value in launch)
+        of, addresses = (self._spec, self.plan, self._data, self._problem.dtype), {**pointers, **workspaces}
+        return tuple(chain.from_iterable(pack_launches(*of, addresses=addresses, scalars=values)))
 
     def layout(self, starts: Sequence[int], words: int) -> ParameterLayout:
         """Return the places of the array addresses, in structs too, and of the tensor maps in a parameter block.
@@ -421,13 +415,6 @@ class CallArguments(CallArrays):
         repeated = ((word[a.name], start) for a, start in found if a.is_given and start != word[a.name])
         places = tuple(word[b.name] for b in buffers)
         return ParameterLayout(places, tuple(map_places), (*repeated, *copies))
-
-    def place(self, block: ParameterBlock, pointers: Mapping[str, int]) -> tuple[int, ...]:
-        """Write the addresses of the buffers to a block with spare words, and return the word of each."""
-        words = self.layout(block.starts, len(block.words)).words
-        for buffer, word in zip(self._spec.buffers, words, strict=True):
-            block.words[word] = pointers[buffer.name]
-        return words
 
 
 class CaptureFolder:
@@ -692,7 +679,9 @@ class KernelLauncher(ArrayLauncher):
         block = ParameterBlock(values, spare_words=len(pointers))
         launch, own = self._launch, None
         if self._preparation is not None:
-            words = self.arguments.place(block, pointers)
+            words = self.arguments.layout(block.starts, len(block.words)).words
+            for name, word in zip(self.arguments.shapes, words, strict=True):
+                block.words[word] = pointers[name]
             launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
         return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
 

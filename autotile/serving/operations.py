@@ -484,21 +484,17 @@ def _nearest_first(
     for member, sizes in fits:
         try:
             one = find(member.name, sizes)
-            found.append((_nearness(member, problem_of(one), one.choice), one))
+            choice, tuned = one.choice, one.choice.measurement
+            # Measured on this GPU, on another, not at all, and what must be measured; the distance; the time.
+            place = {"transferred": 1, "default": 2}.get(choice.tier, 0)
+            order = 3 if place and member.measured_only else place
+            distance = size_distance(choice.tuned_sizes or {}, problem_of(one).sizes)
+            found.append(((order, distance, tuned.time_us if tuned is not None else math.inf), one))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")
     if not found:
         raise InputError(f"no kernel computes {problem}: {'; '.join(refusals) or 'none is written for it'}")
     return [one for _, one in sorted(found, key=lambda each: each[0])]
-
-
-def _nearness(member: Member, problem: Problem, choice: Choice) -> tuple[Any, ...]:
-    """Return a sort key: measured on this GPU, on another or not at all, then the distance in size, then the time."""
-    order = {"transferred": 1, "default": 2}.get(choice.tier, 0)
-    if order > 0 and member.measured_only:
-        order = 3
-    time_us = choice.measurement.time_us if choice.measurement is not None else math.inf
-    return order, size_distance(choice.tuned_sizes or {}, problem.sizes), time_us
 
 
 class MatmulOptions(NamedTuple):

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby, islice
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, convert
 from autotile.core.forks import FORK_LOCK, cached_property
-from autotile.core.model import VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import (
     CHECKS,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from autotile.database.database import Database
     from autotile.exchange.bundle import Bundle, BundledCubin, BundledKernel
     from autotile.families.operation_model import OperationModel
-    from autotile.families.preference import Expectation, Tuned
+    from autotile.families.preference import Tuned
     from autotile.space.search_space import SearchSpace
 
 Result = TypeVar("Result")
@@ -158,7 +158,8 @@ class DatabaseShelf:
         """
         for row in self._read(None, DIGESTED, study=study, config=config):
             with suppress(DataError):
-                yield Winner.from_row(row, device), convert(row["telemetry"], _DigestColumn).output_digest
+                digest = convert(row["telemetry"], dict[str, Any]).get(OUTPUT_DIGEST, "")
+                yield Winner.from_row(row, device), convert(digest, Text)
 
     def _read(
         self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
@@ -175,12 +176,6 @@ class DatabaseShelf:
         except DatabaseError as error:
             self.fault = str(error)
             return []
-
-
-class _DigestColumn(msgspec.Struct):
-    """Telemetry of a trial, as far as it is read here."""
-
-    output_digest: Text = ""
 
 
 def read_server(location: str, read: Callable[[Database], Result]) -> Result | None:
@@ -338,9 +333,6 @@ def stored_choice(
     )
 
 
-Source = Callable[[KernelRequest], Iterator[Choice]]
-
-
 def exact(request: KernelRequest) -> Iterator[Choice]:
     """Yield the results of exactly this problem: the user's own by its key, then those among all."""
     if isinstance(request.shelf, DatabaseShelf):
@@ -358,13 +350,7 @@ def rules(request: KernelRequest) -> Iterator[Choice]:
     yield from (found[-1] for _, found in _by_rules(request, request.shelf.rules) if found is not None)
 
 
-def untuned(request: KernelRequest) -> Choice:
-    """Return the default configuration, or one that is estimated to be far faster."""
-    config, estimated = untuned_config(request)
-    return Choice("default", config, estimated=estimated)
-
-
-def first_allowed(request: KernelRequest, *sources: Source) -> Choice | None:
+def first_allowed(request: KernelRequest, *sources: Callable[[KernelRequest], Iterator[Choice]]) -> Choice | None:
     """Return the first choice of several sources, in their order, that may be served; None if there is none."""
     return next(filter(request.allows, chain.from_iterable(source(request) for source in sources)), None)
 
@@ -449,8 +435,8 @@ def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice
             compared = _compared(request, base, [(tuned, {name: winner})])
         if compared is None:
             return choice, ""
-        _, verdict, expected = compared
-        if not expected.is_slower:
+        _, verdict = compared
+        if verdict.interval[0] <= 1.0:  # it is not surely slower
             return replace(choice, compared=replace(verdict, serves=True)), ""
         reason = reason or f"The rule of the family {rule.family} is not followed here: {verdict.text}."
     return None, reason
@@ -486,9 +472,9 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
             studies.append((Tuned(one.key.sizes, one.device, configs, times_us), served))
         compared = _compared(request, base, studies)
         if compared is not None:
-            winner, verdict, expected = compared
-            is_likely = not expected.is_slower if request.is_near(winner.key.sizes) else expected.log_ratio < 0
-            if verdict.serves or (trusted and is_likely):
+            winner, verdict = compared
+            likely = verdict.interval[0] <= 1.0 if request.is_near(winner.key.sizes) else verdict.ratio < 1.0
+            if verdict.serves or (trusted and likely):
                 served_for = replace(verdict, serves=True, is_nearest=winner is near[0])
                 return replace(request.choice_of(winner), compared=served_for, unapplied=base.unapplied)
             base = replace(base, compared=base.compared or verdict)
@@ -500,7 +486,7 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
 
 def _compared(
     request: KernelRequest, base: Choice, studies: Sequence[tuple[Tuned, Mapping[str, Winner]]]
-) -> tuple[Winner, Compared, Expectation] | None:
+) -> tuple[Winner, Compared] | None:
     """Return the most promising result and its comparison with a choice; None if all are that choice.
 
     ``studies`` are tuned problems, each with the results that may be served from it.
@@ -520,8 +506,7 @@ def _compared(
         return None
     winner = studies[found.study][1][found.key]
     expected, tuned = (found.ratio, found.interval), (winner.key.sizes, winner.key.gpu_name)
-    verdict = Compared(winner.config, base.config, base.tier, *expected, *tuned, serves=found.is_faster)
-    return winner, verdict, found
+    return winner, Compared(winner.config, base.config, base.tier, *expected, *tuned, serves=found.is_faster)
 
 
 _MAX_ROWS = 4096
@@ -530,41 +515,40 @@ _MAX_COMBINATIONS = 10**9
 """Combinations of the largest space that is enumerated for a look-up, which takes some 0.1 s."""
 
 
-def untuned_config(request: KernelRequest) -> tuple[Config, Estimated | None]:
-    """Return the configuration to serve where nothing is tuned, and the reason if it is not the default.
+def untuned(request: KernelRequest) -> Choice:
+    """Return the choice where nothing is tuned.
 
     The default is served unless its estimated time is at least twice the estimated least one, and the file states
     enough for such an estimate. Where the default cannot run, or is not worth a trial, the one with the least estimate
     is served, or the first one if there are no estimates, or a bundle has no cubin of what they might choose.
     """
     spec, sizes, device, dtype = request.kernel.spec, request.problem.sizes, request.device, request.problem.dtype
-    default, estimates = dict(spec.default), not request.shelf.bundled
-    is_valid = not check_config(spec, default, sizes, device, dtype)
-    is_served = is_valid and meets_heuristics(spec, default, sizes, device)
+    default, estimates = Choice("default", dict(spec.default)), not request.shelf.bundled
+    is_valid = not check_config(spec, default.config, sizes, device, dtype)
+    is_served = is_valid and meets_heuristics(spec, default.config, sizes, device)
     if is_served:
         may_enumerate = prod(len(each.values) for each in spec.parameters) <= _MAX_COMBINATIONS
         if not estimates or spec.work.flops is None or not may_enumerate:
-            return default, None
+            return default
         from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 
-        found = estimate_configs(spec, sizes, device, [default], dtype)
+        found = estimate_configs(spec, sizes, device, [default.config], dtype)
         if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.bound_us[0]:
-            return default, None  # by the device's peaks, nothing can be far faster
+            return default  # by the device's peaks, nothing can be far faster
     from autotile.space.search_space import feasible_space
 
     try:
         space = feasible_space(spec, sizes, device, dtype)
     except SpecError:
         if is_valid:  # the space is too large to enumerate
-            return default, None
+            return default
         raise
-    fastest = _fastest(request, space, beside=default if is_served else None)
-    if estimates and fastest is not None:
+    if estimates and (fastest := _fastest(request, space, beside=default.config if is_served else None)) is not None:
         return fastest
-    return (default if is_served else space.config(0)), None
+    return default if is_served else Choice("default", space.config(0))
 
 
-def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | None) -> tuple[Config, Estimated] | None:
+def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | None) -> Choice | None:
     """Return the configuration of the least estimate; None without estimates, or if ``beside`` may be as fast."""
     import numpy as np
 
@@ -572,8 +556,7 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
     from autotile.space.search_space import SearchSpace
     from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_times
 
-    spec, problem, device = request.kernel.spec, request.problem, request.device
-    codes = space.codes
+    spec, problem, device, codes = request.kernel.spec, request.problem, request.device, space.codes
     if len(codes) > _MAX_ROWS:
         codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
     if beside is not None:
@@ -590,14 +573,14 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
 
     least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside is not None else np.inf
     for row in np.argsort(found.time_us, kind="stable").tolist():
-        if found.time_us[row] > least:
+        time_us = float(found.time_us[row])
+        if time_us > least:
             return None
-        config = tried.config(row)
-        if config_key(config) not in request.wrong:
-            time_us = float(found.time_us[row])
-            if beside is None:
-                return config, Estimated(time_us, None, "")
-            return config, Estimated(time_us, float(found.time_us[0]), f"{launch(row)}, the default's {launch(0)}")
+        if config_key(config := tried.config(row)) not in request.wrong:
+            default_us, reason = None, ""
+            if beside is not None:
+                default_us, reason = float(found.time_us[0]), f"{launch(row)}, the default's {launch(0)}"
+            return Choice("default", config, estimated=Estimated(time_us, default_us, reason))
     return None
 
 

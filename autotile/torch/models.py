@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
 from autotile.core.argument_types import check_value
 from autotile.core.device import device_profile
-from autotile.core.documents import attributes
+from autotile.core.documents import to_document
 from autotile.core.text import NOTHING, Part, Result, ResultTable, plain_heading, plural, time_text
 from autotile.errors import InputError
 from autotile.serving.choice import EPOCH
@@ -25,7 +24,8 @@ _JUDGED = (*(2**power for power in range(15)), *(3 * 2**power for power in range
 """Numbers of rows that are judged, up to 16,384; between them where a launch may take longer than the host's part."""
 
 
-class LayerGain(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LayerGain:
     """Expected times of a layer at a number of rows.
 
     ``time_us`` includes the addition of the bias; ``library_us`` is the time of cuBLAS. Both are measured or expected,
@@ -79,9 +79,7 @@ class Acceleration(Result):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
     def __str__(self) -> str:
@@ -110,11 +108,7 @@ class Acceleration(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the replaced layers and those that were left as JSON values."""
-        named = ("names", "in_features", "out_features", "has_bias", "dtype")
-        replaced = [
-            {**attributes(one, *named), "gains": [gain._asdict() for gain in one.gains]} for one in self.replaced
-        ]
-        return {"replaced": replaced, "left": self.left}
+        return {"replaced": to_document(self.replaced), "left": self.left}
 
 
 def _rows(layer: ReplacedLayer) -> Iterator[Sequence[str]]:

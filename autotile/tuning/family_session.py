@@ -389,7 +389,7 @@ class FamilyMatrix:
         first = {key: next(study[key] for study in timed if key in study) for key in kept}
         self.points = tuple(keys[number].sizes for number in ran)
         self.configs = tuple(
-            RuleConfig(one.config, one.resources, one.occupancy.blocks_per_sm if one.occupancy else 0)
+            RuleConfig(one.config, one.occupancy.blocks_per_sm if one.occupancy else 0, one.resources)
             for one in first.values()
         )
         self.measurements = np.full((len(ran), len(kept), 3), np.nan)

@@ -442,7 +442,7 @@ OTHER_FAMILY = Family({**FAMILY.extents, "M": Extent(((1, 2),))})
 def a_rule(family: Family = FAMILY) -> FamilyRule:
     return FamilyRule(
         family,
-        (RuleConfig({"BM": 64}, model.Resources(32, 0, 0, 0, 1024), 4), RuleConfig({"BM": 128}, None, 2)),
+        (RuleConfig({"BM": 64}, 4, model.Resources(32, 0, 0, 0, 1024)), RuleConfig({"BM": 128}, 2, None)),
         Split(Feature("waves", config=1), 0.75, Leaf((0, 1)), Leaf((1, 0))),
         (
             RulePoint({"M": 1, "N": 4096}, ((3.0, 2.9, 3.1), None), 3.0, 0.0, 0.25),

@@ -172,7 +172,7 @@ def test_the_order_of_rules_is_upgraded(tmp_path, key, device):
     families = [Family({"M": Extent(((1, largest),))}) for largest in (10, 20, 30)]
     rules = [
         FamilyRule(
-            family, (RuleConfig({"BM": 64}, None, 1),), Leaf((0,)), (RulePoint({"M": 1}, (None,), 1.0, 0.0, None),)
+            family, (RuleConfig({"BM": 64}, 1, None),), Leaf((0,)), (RulePoint({"M": 1}, (None,), 1.0, 0.0, None),)
         )
         for family in families
     ]

@@ -239,7 +239,7 @@ def rule_of(configs: Sequence[Config], n: int, feature: Feature, threshold: floa
     )
     family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((n, n),)), "K": Extent(((17, 4096),))})
     point = RulePoint({"M": 64, "N": n, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
-    return FamilyRule(family, tuple(RuleConfig(config, RESOURCES, 2) for config in configs), tree, (point,))
+    return FamilyRule(family, tuple(RuleConfig(config, 2, RESOURCES) for config in configs), tree, (point,))
 
 
 @needs_compiler

@@ -29,9 +29,9 @@ from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
 from autotile.report.live import DatabaseFollower
 from autotile.serving.bound import BoundKernel
-from autotile.serving.choice import Choice, KernelCode
+from autotile.serving.choice import KernelCode
 from autotile.serving.dispatcher import default_dispatcher, get_best_kernel
-from autotile.serving.selection import KernelRequest, Shelf, untuned_config
+from autotile.serving.selection import KernelRequest, Shelf, untuned
 from autotile.settings import read_settings
 from autotile.tuning.family_session import FamilyResult
 from autotile.tuning.operation_session import OperationResult
@@ -168,13 +168,12 @@ def test_a_session_that_was_measured_can_be_followed_and_looked_at(scale_toml):
 def test_the_least_estimate_is_right(name, dtype, sizes, cp):
     kernel, device, (m, n, k) = load_kernel(name), live_device(0), sizes
     problem = resolve_problem(kernel.spec, {"M": m, "N": n, "K": k}, dtype)
-    config, estimated = untuned_config(KernelRequest(kernel, problem, device, "", Shelf()))
-    if estimated is None:
+    choice = untuned(KernelRequest(kernel, problem, device, "", Shelf()))
+    if choice.estimated is None:
         pytest.skip(f"the default is served on {device.name}")
     rng = cp.random.default_rng(0)
     a, b = (rng.standard_normal(shape, dtype=cp.float32).astype(dtype) for shape in ((m, k), (k, n)))
-    choice = Choice("default", config, estimated=estimated)
-    served = BoundKernel(KernelCode(kernel, problem, device, config), choice, device, 0)
+    served = BoundKernel(KernelCode(kernel, problem, device, choice.config), choice, device, 0)
     found = served(a, b).astype(cp.float64).reshape(m, n)
     expected = a.astype(cp.float64) @ b.astype(cp.float64)
     tolerance = {"float16": 2e-3, "float32": 1e-5}[dtype] * float(cp.abs(expected).max())

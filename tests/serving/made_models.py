@@ -1,4 +1,4 @@
-"""A model of times that expects what a test says, a rule that serves it, and programs on a machine with an H200."""
+"""A model of times that expects what a test says, a rule that serves it, programs on an H200, results that agree."""
 
 from __future__ import annotations
 
@@ -56,4 +56,10 @@ def expect(kernel: str, time_us: float, doubt: float = 0.05) -> SimpleNamespace:
 def rule_of(family: Family, configs: tuple[Config, ...], tree: Tree, resources: Resources | None = None) -> FamilyRule:
     timed = tuple((10.0 + number, 9.0, 12.0) for number in range(len(configs)))
     point = RulePoint(family.largest, timed, 10.0, 0.0, 0.02)
-    return FamilyRule(family, tuple(RuleConfig(config, resources, 8) for config in configs), tree, (point,))
+    return FamilyRule(family, tuple(RuleConfig(config, 8, resources) for config in configs), tree, (point,))
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Whether a tensor agrees with one of a wider type, by the norm of the difference."""
+    limit = 1e-5 if str(found.dtype) == "torch.float32" else 1e-2
+    return bool((found.double() - expected.double()).norm() <= limit * expected.double().norm())

@@ -39,7 +39,7 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving import selection
 from autotile.serving.choice import Choice, explain
 from autotile.serving.dispatcher import Dispatcher
-from autotile.serving.selection import KernelRequest, Shelf, choose, untuned_config
+from autotile.serving.selection import KernelRequest, Shelf, choose, untuned
 from autotile.settings import read_settings
 from autotile.space import search_space
 from autotile.space.limits import check_config, meets_heuristics
@@ -360,7 +360,8 @@ class TestUntuned:
         kernel, shelf = load_kernel(name), Shelf(bundled=not estimates)
         request = KernelRequest(kernel, resolve_problem(kernel.spec, sizes, None), PROFILE, "13.0", shelf)
         vars(request)["wrong"] = wrong
-        return untuned_config(request)
+        choice = untuned(request)
+        return choice.config, choice.estimated
 
     @pytest.mark.parametrize("name", ["sgemm", "sgemm_2d", "gemm_mma", "gemm_wgmma", "matmul_naive"])
     def test_the_default_is_served_where_it_fits_and_a_guess_does_not_replace_it(self, name):
@@ -472,7 +473,7 @@ class TestFarAway:
         tune(tmp_path / "far.db", "4096x4096x4096", seed=11)
         assert serve(tmp_path / "far.db", "2048x2048x2048").choice.tier == "nearest"
         far = serve(tmp_path / "far.db", "100000x100000x8")
-        empty, _ = untuned_config(KernelRequest(SGEMM, far.problem, PROFILE, "", Shelf()))
+        empty = untuned(KernelRequest(SGEMM, far.problem, PROFILE, "", Shelf())).config
         assert (far.choice.tier, far.config) == ("default", empty)
 
 
@@ -529,7 +530,7 @@ def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tu
     found = {}
     for text in RECORDINGS.keys() - set(tuned):
         kernel = serve(path, text)
-        empty, _ = untuned_config(KernelRequest(SGEMM, kernel.problem, PROFILE, "", Shelf()))
+        empty = untuned(KernelRequest(SGEMM, kernel.problem, PROFILE, "", Shelf())).config
         if np.isinf(time_us(text, empty)):
             assert kernel.config == empty
             continue
@@ -615,7 +616,7 @@ class TestFamilies:
             RulePoint({"n": 1000 + number}, ((10.0, 9.0, 11.0),), 10.0, 0.0, held_out, without)
             for number, (held_out, without) in enumerate(losses)
         )
-        rule = FamilyRule(self.family, (RuleConfig(config, None, 8),), Leaf((0,)), points)
+        rule = FamilyRule(self.family, (RuleConfig(config, 8, None),), Leaf((0,)), points)
         read = FamilyRule.from_json(rule.to_json())
         assert read == rule
         return StoredRule(structs.replace(self.key, sizes={}), H200, read, NOW)
@@ -681,7 +682,7 @@ class TestFamilies:
         family = parse_family(SGEMM.spec, [f"{name}=1..8192" for name in "MNK"])
         times_us = (2775.0, 2770.0, 2780.0), (3127.0, 3120.0, 3130.0)
         point = RulePoint(dict.fromkeys("MNK", 4096), times_us, 2775.0, 0.0, 0.0)
-        configs = (RuleConfig(wide, None, 1), RuleConfig(dict(SGEMM.spec.default), None, 2))
+        configs = (RuleConfig(wide, 1, None), RuleConfig(dict(SGEMM.spec.default), 2, None))
         rule = FamilyRule(family, configs, Leaf((0, 1)), (point,))
         key = key_of(SGEMM, Problem("sgemm_2d", {}, "float32"), H200, nvrtc_version="13.0", l2_mode="cold")
         rules = [StoredRule(key, H200, rule, NOW)]

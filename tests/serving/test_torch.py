@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from child_python import python
+from made_models import close
 
 import autotile
 from autotile.errors import InputError
@@ -175,34 +176,26 @@ class TestAccelerate:
         assert list(model.state_dict()) == list(state)
         model.load_state_dict(state)
 
-    def test_it_is_undone_exactly(self, model):
+    def test_it_is_undone_exactly_by_the_one_that_did_it(self, model):
         before = [(type(one), dict(vars(one))) for one in model.modules()]
         with autotile.torch.accelerate(model, device="h200") as made:
+            again = autotile.torch.accelerate(model, device="h200")
+            assert (again.replaced, again.left["first"]) == ((), "it is autotile's already")
+            again.undo()
             assert type(model.first) is autotile.torch.Linear
         assert [(type(one), dict(vars(one))) for one in model.modules()] == before
         made.undo()
         assert type(model.first) is nn.Linear
 
-    def test_a_copy_is_accelerated_too_and_stays_so(self, model):
-        made = autotile.torch.accelerate(model, device="h200")
-        copied = copy.deepcopy(model)
-        made.undo()
-        assert type(copied.first) is autotile.torch.Linear
-        x = torch.randn(4, 64)
-        assert torch.equal(copied(x), model(x))
-
-    def test_shared_layers_are_replaced_once(self, model):
+    def test_a_copy_stays_accelerated_and_shared_layers_are_replaced_once(self, model):
         both = nn.Sequential(model.first, model.second, model.first)
         made = autotile.torch.accelerate(both, device="h200")
         assert sum(len(one.names) for one in made.replaced) == 2
-
-    def test_again_there_is_nothing_to_do(self, model):
-        autotile.torch.accelerate(model, device="h200")
-        again = autotile.torch.accelerate(model, device="h200")
-        assert not again.replaced
-        assert again.left["first"] == "it is autotile's already"
-        again.undo()
-        assert type(model.first) is autotile.torch.Linear
+        copied = copy.deepcopy(model)
+        made.undo()
+        assert (type(copied.first), type(model.first)) == (autotile.torch.Linear, nn.Linear)
+        x = torch.randn(4, 64)
+        assert torch.equal(copied(x), model(x))
 
     def test_what_is_left_has_a_reason(self):
         class Own(nn.Linear):  # type: ignore[misc]
@@ -465,11 +458,6 @@ class TestCompiled:
             assert torch.allclose(torch.compile(model, mode=mode, fullgraph=True)(x), expected)
         assert counters["inductor"]["fxgraph_cache_hit"] == 1
         assert not counters["inductor"]["fxgraph_cache_bypass"]
-
-
-def close(found: Any, expected: Any) -> bool:
-    limit = 1e-5 if found.dtype == torch.float32 else 1e-2
-    return bool((found.double() - expected.double()).norm() <= limit * expected.double().norm())
 
 
 @pytest.mark.gpu
