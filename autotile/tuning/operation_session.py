@@ -372,7 +372,7 @@ class _Halving:
         self.options = options = schedule.options
         possible = [one for one in self.entrants if one.state != "inapplicable"]
         is_unlimited = options.trials is None and options.budget_s is None and options.until is None
-        self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
+        self._trials = DEFAULT_TRIALS if is_unlimited else options.trials
         contenders: list[TunedContender] = []
         workers = worker_count(options.workers)
         try:
@@ -418,7 +418,7 @@ class _Halving:
         is_short = (
             options.budget_s is not None
             and options.budget_s < rounds * turns * _LEAST_SHARE_S
-            and self._trials_left is None
+            and self._trials is None
             and any(one.seeds for one in live)
         )
         if is_short:
@@ -432,11 +432,11 @@ class _Halving:
                     self._finals = min(self._finals, _FINALISTS)
                 left_s = options.budget_s - schedule.elapsed_s
                 self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s(left_s / left)) / left
-            if self._trials_left is not None:
-                round_trials = self._trials_left // left
-                self._trials_left -= round_trials
-                for place, one in enumerate(live):
-                    share = max(1, round_trials // (len(live) - place))
+            if self._trials is not None:
+                given = sum(one.target for one in self.entrants if one.best is not None)
+                round_trials = (self._trials - given) // left
+                for place, one in enumerate(live):  # one each at least, but in the first round only
+                    share = max(int(number == 1), round_trials // (len(live) - place))
                     round_trials -= share
                     one.target += share
             elif is_short:

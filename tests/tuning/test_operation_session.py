@@ -152,7 +152,9 @@ class TestHalving:
                 run(n=n, trials=12)
             assert ("third" in str(raised.value)) is not left_out
         record(first=1.0, second=2.0)  # nothing is recorded of the third
+        assert [one.trials for one in run(trials=1).contenders] == [1, 1, 0]  # each that runs has one at least
         result = run(trials=12)
+        assert sum(one.trials for one in result.contenders) == 12  # the share of what fails is that of the others
         third = result.contenders[-1]
         assert (third.name, third.state, third.trials) == ("third", "failed", 0)
         assert "no recording" in third.reason
