@@ -486,13 +486,15 @@ class Session:
     def _measure(self, proposer: Proposer) -> Iterator[Trial]:
         """Try what a proposer chooses until a stopping rule holds or it has nothing left; yield what is stored.
 
-        The proposer's first candidates are compiling; the stopping rules apply to the search. Trials of several GPUs
-        that end at the same time are stored together, and as many are claimed together.
+        The proposer's first candidates are compiling. Candidates other than those of the search are ended by the user's
+        interrupt alone. Trials of several GPUs that end at the same time are stored together, and as many are claimed
+        together.
         """
         target, is_limited = self._options.trial_target, proposer is self._shortlist
 
         def reached() -> Stopped | None:
-            return self._rules.stopped if is_limited else None
+            interrupt = Stopped("interrupt") if self._stop.requested else None
+            return self._rules.stopped if is_limited else interrupt
 
         while (stopped := reached()) is None or self._chosen:
             if is_limited and not self._chosen and (inherited := self._inherited()):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judges import ending_at, failed, timed
+from judges import DEFAULT, ending_at, failed, timed
 from processes import wait_until
 
 from autotile.core.model import Config, Measurement, Outcome, Trial
@@ -351,12 +351,15 @@ def test_the_first_only_asks_the_second_raises_and_afterwards_ctrl_c_is_what_it_
         assert thread.submit(requested).result() is False
 
 
-def test_while_compilers_are_waited_for_it_ends_the_search_and_the_finals_are_held(bench, monkeypatch):
+@pytest.mark.parametrize("is_named", [False, True])
+def test_while_compilers_are_waited_for_it_ends_what_is_tried_and_the_finals_are_held(bench, monkeypatch, is_named):
+    named = {"tries": (DEFAULT, *bench.configs()), "trials": 12} if is_named else {}
     attempt, begun = CompilePool._attempt, list[str]()
 
     def hang_after_six(pool, one):
         begun.append(one.job.key)
         if len(begun) == 7:
+            wait_until(lambda: len(bench.stored()) > 2)
             ctrl_c()
         if len(begun) > 6:
             wait_until(lambda: pool._closing)
@@ -364,9 +367,9 @@ def test_while_compilers_are_waited_for_it_ends_the_search_and_the_finals_are_he
 
     monkeypatch.setattr(CompilePool, "_attempt", hang_after_six)
     monkeypatch.setenv("AUTOTILE_CACHE", str(bench.folder / "cold"))
-    result = bench.tune(bench.record())
+    result = bench.tune(bench.record(), **named)
     assert (result.interrupted, result.stopped.rule) == (True, "interrupt")
-    assert sum(result.outcomes.values()) == 6
+    assert 2 < sum(result.outcomes.values()) <= 6
     assert result.speedup is not None
 
 
