@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of
 from autotile.core.text import (
@@ -50,7 +50,7 @@ from autotile.tuning.finals import with_times
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.result import ScheduleResult
+from autotile.tuning.result import WORK, ScheduleResult
 from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
@@ -403,10 +403,7 @@ class _Halving:
             seconds=schedule.elapsed_s,
             interrupted=schedule.interrupted,
             database=schedule.database.location,
-            flops=rate.flops,
-            bytes=rate.bytes,
-            unit=rate.unit,
-            passes=rate.passes,
+            **attributes(rate, *WORK),
             notices=tuple(schedule.notices),
         )
 
@@ -472,7 +469,7 @@ class _Halving:
                         of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                         for config in one.seeds or [one.kernel.spec.default]:
                             first = Compiling(*of, config, device, submit=pool.submit, other_sizes=sizes)
-                            one.begun += [first.main, *(other for _, other in first.others)]
+                            one.begun += first.pending
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
         """Hold a session of the first of some kernels with its share of a round, in which these are left."""

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _PARTS = ("learnt_from", "not_learnt_from", "load", "gpus", "confirmation", "drift", "stopped")
 """Fields of a result whose JSON is that of their values."""
+WORK = ("flops", "bytes", "unit", "passes")
+"""Fields of a result that are those of its `Workrate`."""
 _EFFECT_KEYS = ("importance", "thresholds", "insight")
 """Keys of `ParameterEffects.to_json`, stated for an aborted session too."""
 
@@ -414,10 +416,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             **to_document(attributes(self, *_PARTS)),
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
-            "flops": self.flops,
-            "bytes": self.bytes,
-            "unit": self.unit,
-            "passes": self.passes,
+            **attributes(self, *WORK),
             **self._ending(phases=dict(self.phases), resumed=self.resumed),
         }
 

@@ -60,7 +60,7 @@ from autotile.tuning.progress_state import (
     check_kernel_failure,
     check_until,
 )
-from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
+from autotile.tuning.result import WORK, Recorded, TuneResult, measure_drift, pareto_front
 from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_groups, session_objective
 from autotile.workers.child import WorkerPool, ready_workers
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -759,10 +759,7 @@ class Session:
             resumed=log.resumed,
             interrupted=interrupted,
             database=self._database.location,
-            flops=workrate.flops,
-            bytes=workrate.bytes,
-            unit=workrate.unit,
-            passes=workrate.passes,
+            **attributes(workrate, *WORK),
             notices=self.notices,
             tried=tuple(trial for trial in tried if trial is not None),
             learnt_from=search.learnt_from if search is not None else (),
@@ -882,6 +879,11 @@ class Compiling:
         valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
         self.others = [(sizes, at(sizes)) for sizes in valid]
 
+    @property
+    def pending(self) -> list[Future[Compiled]]:
+        """Its compilations that have not ended."""
+        return [one for one in (self.main, *(other for _, other in self.others)) if not one.done()]
+
     def trial(self) -> Trial:
         """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
 
@@ -989,7 +991,7 @@ class Pipeline:
             self._queue[row] = candidate = prefetched or self.compile(config)
             candidate.row = row
         if self.timeline.is_recording:
-            compiling = sum(not queued.main.done() for queued in self._queue.values())
+            compiling = sum(bool(queued.pending) for queued in self._queue.values())
             self.timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
     def next_candidate(self, proposer: Proposer, reached: Callable[[], object] = lambda: None) -> Compiling | None:
@@ -1002,14 +1004,16 @@ class Pipeline:
         is_live = self.backend.source != "replayed"
         with self.timeline.span("session", "wait for the compilers"):
             ready = proposer.ready()
-            rows = {self._queue[row].main: row for row in (proposer.waiting() if is_live and ready else ready)}
-            done = {future for future in rows if future.done()}
-            while len(done) < len(ready):
+            rows = proposer.waiting() if is_live and ready else ready
+            while True:
+                pending = {row: left for row in rows if (left := self._queue[row].pending)}
+                if len(rows) - len(pending) >= len(ready):
+                    break
                 if reached() or (is_live and self._running and self.backend.has_result):
                     return None  # of a result, as another GPU waits for it, and the search learns from it
                 limit_s = _LOOK_S if is_live and self._running else _WAIT_S
-                done |= wait(rows.keys() - done, limit_s, return_when=FIRST_COMPLETED).done
-            compiled = {row: self._queue[row].trial() for future, row in rows.items() if future in done}
+                wait([one for left in pending.values() for one in left], limit_s, return_when=FIRST_COMPLETED)
+            compiled = {row: self._queue[row].trial() for row in rows if row not in pending}
         if not compiled:
             return None
         row = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
@@ -1073,7 +1077,8 @@ class Pipeline:
         Candidates that still wait are discarded: no further trial can begin.
         """
         for queued in self._queue.values():
-            queued.main.cancel()
+            for compilation in queued.pending:
+                compilation.cancel()
         self._queue.clear()
         compilations = [self.compile(trial.config) for trial in trials]
         candidates = [compilation.candidate() for compilation in compilations]

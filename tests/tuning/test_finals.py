@@ -180,7 +180,6 @@ def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_
     assert hold([trials[0], trials[2]], Racer(None), incumbent=C).winner.config == A
 
 
-ALL = [timed(A, 1.0), timed(B, 2.0), timed(C, 2.0), timed(D, 4.0)]
 TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
 SOMETIMES, WHEN_TIMED = (Outcome.WRONG_RESULT, "sometimes", "verify"), (Outcome.WRONG_RESULT, "", "finals")
 RACE, ASTRAY = Finding("racecheck", "failed", "found"), Finding("memcheck", "failed", "found")
@@ -215,7 +214,7 @@ class TestChecks:
 
     def test_all_that_are_ranked_are_verified_once(self):
         racer = Racer(TIMES_US, faulty=[D])
-        finals = hold(ALL, racer)
+        finals = hold(by_tile([A, B, C, D]), racer)
         assert racer.verified == [A, B, C, D]
         assert racer.limits_s[0] is None
         assert (configs_of(finals.ranked), finals.default, finals.speedup) == ([A, B, C], None, None)

@@ -1,6 +1,7 @@
 """Operations tuned by replay: how the budget is shared, who wins, what is stored and shown, and what is refused."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,7 +137,7 @@ class TestHalving:
         entrants[1].seeds = seeds
         schedule = SimpleNamespace(device=device_profile("h200"))
         halving = operation_session._Halving(operation, entrants[0].problem, schedule, (), lambda *_: None, entrants)
-        halving._compile_pool = Mock()
+        halving._compile_pool = Mock(**{"submit.side_effect": lambda _: Future()})
         halving._begin_compiling(entrants)
         halving._begin_compiling(entrants)
         jobs = [call.args[0]() for call in halving._compile_pool.submit.call_args_list]
