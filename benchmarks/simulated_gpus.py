@@ -212,7 +212,7 @@ def run_session(given: dict[str, Any]) -> dict[str, Any]:
     """Tune in this process; return its CPU time from the first trial to the last, in seconds, and what it found."""
     count, seconds = given["count"], given["seconds"]
 
-    class Simulated(backend.SimulatedGpu):
+    class Simulated(backend.ReplayBackend):
         def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "simulated-0") -> None:
             number = int(uuid.rpartition("-")[2])
             super().__init__(recording, notice, uuid=uuid, seconds=seconds, slowness=1.03 if number % 50 == 49 else 1.0)
@@ -220,7 +220,7 @@ def run_session(given: dict[str, Any]) -> dict[str, Any]:
     if "scheduler" in given:
         InstantCompilers.cubin = Path(given["folder"]) / "cubin"
     else:
-        backend.SimulatedGpu = backend.ReplayBackend = Simulated  # type: ignore[assignment, misc]
+        backend.ReplayBackend = Simulated  # type: ignore[assignment, misc]
     session.CompilePool = InstantCompilers  # type: ignore[assignment, misc]
     pids: dict[str, int] = given.get("watched", {})
     marks: list[tuple[float, float, dict[str, float]]] = []

@@ -7,11 +7,11 @@ from autotile.core.device import device_profile
 from autotile.core.model import Outcome
 from autotile.cuda.support import SupportKernels, compared
 from autotile.workers.child import Handler, Stage
-from autotile.workers.gpu import Gpu
+from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Job, Race, Reading
 
 
-def evaluate(gpu: Gpu, candidate: Candidate, best_us: float | None = None) -> Reading:
+def evaluate(gpu: Backend, candidate: Candidate, best_us: float | None = None) -> Reading:
     """Submit one candidate while no other waits, and return its reading."""
     gpu.submit(candidate, best_us)
     return gpu.result()[1]

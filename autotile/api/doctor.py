@@ -251,4 +251,5 @@ def _worker_text(settings: Settings) -> str:
     problem = resolve_problem(kernel.spec, kernel.spec.ragged)
     workload = workload_of(kernel, problem, settings, TuneOptions(sample_limit_s=_SAMPLE_LIMIT_S))
     with closing(Gpu(workload, _TIMEOUT_S)) as gpu:
-        return f"starts, and sets up a small problem on {device_text(gpu.wait())}"
+        gpu.wait()
+        return f"starts, and sets up a small problem on {device_text(gpu.device)}"

@@ -20,7 +20,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.replay import ReplayBackend, SimulatedGpu, open_recording, replay_notice
+from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
 from autotile.tuning.start import measures_energy, session_objective
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import compile_in_worker
@@ -114,7 +114,7 @@ def choose_backend(
     notice = replay_notice(recording, options)
     if len(options.devices) < 2:
         return ReplayBackend(recording, notice)
-    simulated = [SimulatedGpu(recording, notice, uuid=f"simulated-{index}") for index in options.devices]
+    simulated = [ReplayBackend(recording, notice, uuid=f"simulated-{index}") for index in options.devices]
     return GpuGroup(simulated, options.run_deadline_s)
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -182,12 +183,9 @@ def tune_family(
             return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
         # in replay, the points are selected from the problems of the family that were recorded
         version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
-        recorded: list[tuple[DeviceProperties, Problem]] = []
-        for entry in list_recordings(settings.recording_folders):
-            if (header := entry.header) is not None and header.device is not None:
-                key = header.key
-                if (key.kernel, key.dtype, key.l2_mode, key.template_hash, key.space_hash) == version:
-                    recorded.append((header.device, header.problem))
+        fields = attrgetter("kernel", "dtype", "l2_mode", "template_hash", "space_hash")
+        headers = [header for entry in list_recordings(settings.recording_folders) if (header := entry.header)]
+        recorded = [(one.device, one.problem) for one in headers if one.device and fields(one.key) == version]
         members = [(device, problem.sizes) for device, problem in recorded if problem.sizes in family]
         if not members:
             known = "; ".join(str(problem) for _, problem in recorded) or "none"

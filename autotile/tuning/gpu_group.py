@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.device import DeviceProperties
 from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
 from autotile.space.search_space import SearchSpace
@@ -50,7 +49,6 @@ class _Submitted:
     limit_us: float | None
     suspects: list[_GroupGpu] = field(default_factory=list)
     """GPUs whose worker died with it, while it is not known which of the two is at fault."""
-    is_done: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -163,13 +161,12 @@ class GpuGroup(Backend):
         for member in self._members:
             member.backend.await_reference()
 
-    def wait(self) -> DeviceProperties:
+    def wait(self) -> None:
         """Wait until one GPU can run candidates; the others join when they can."""
         with self._changed:
             while not any(member.state == "working" for member in self._members):
                 self._raise_if_lost()
                 self._changed.wait(_CHECK_S)
-        return self.device
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Put a candidate into the queue of the GPUs."""
@@ -188,14 +185,6 @@ class GpuGroup(Backend):
                 self._raise_if_lost()
                 self._changed.wait(_CHECK_S)
             return self._finished.popleft()
-
-    def withdraw(self) -> None:
-        """Forget the candidates without a result; those that run are not told when they end."""
-        with self._changed:
-            for task in (*self._queue, *(task for member in self._members for task in member.tasks)):
-                task.is_done = True
-            self._queue.clear()
-            self._finished.clear()
 
     def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         """Run candidates under the sanitizer of the GPU that holds races."""
@@ -316,11 +305,9 @@ class GpuGroup(Backend):
         elif reading.measurement is not None and member.scale is None:
             self._calibrate(member, task.candidate, reading)
         with self._changed:
-            if member.tasks and member.tasks[0] is task:
-                member.tasks.popleft()
-            if task.is_done or self._is_stopped(member):
+            if self._is_stopped(member):
                 return
-            task.is_done = True
+            member.tasks.popleft()
             member.trials += 1
             member.busy_s += sum(reading.seconds.values())
             self._finished.append((task.candidate, reading.scaled(member.scale)))
@@ -329,15 +316,16 @@ class GpuGroup(Backend):
     def _is_to_blame(self, member: _GroupGpu, task: _Submitted) -> bool:
         """Return True if a candidate is at fault for the worker's death, False if it is tried elsewhere."""
         with self._changed:
+            if self._is_stopped(member):  # given up meanwhile, and the candidate given back
+                return False
             task.suspects.append(member)
-            others = [other for other in member.tasks if other is not task]
-            member.tasks = deque([task])
-            self._give_back(others)
+            held, member.tasks = list(member.tasks), deque()
             reference = self._reference
             if reference is None and len(task.suspects) == 1 and len(self._left()) > 1:
-                member.tasks.clear()
-                self._give_back([task])
+                self._give_back(held)
                 return False
+            member.tasks.append(task)
+            self._give_back(held[1:])
         member.backend.withdraw()
         if reference is not None:
             self._check_sound(member, reference)
@@ -396,7 +384,7 @@ class GpuGroup(Backend):
 
     def _give_back(self, tasks: Iterable[_Submitted]) -> None:
         """Put candidates back to the front of the queue."""
-        self._queue.extendleft(reversed([task for task in tasks if not task.is_done]))
+        self._queue.extendleft(reversed([*tasks]))
         self._changed.notify_all()
         self._queued.notify_all()
 
@@ -411,16 +399,14 @@ class GpuGroup(Backend):
     def _give_up(self, member: _GroupGpu, error: AutotileError, reason: str) -> None:
         """Mark a GPU as lost; its candidates go to the others, except one with which two GPUs were lost."""
         member.state, member.lost, self._error = "lost", reason, error
-        tasks, member.tasks = list(member.tasks), deque()
+        tasks, member.tasks = member.tasks, deque()
         if self._home is member and self._home_us is None:
             self._home = None
-        for task in tasks[:1]:
-            if member not in task.suspects:
-                task.suspects.append(member)
-            if len(task.suspects) > 1 and not task.is_done:
-                task.is_done = True
-                crash = Reading(Outcome.CRASHED, f"the GPU was lost with it, twice: {error}", "verify")
-                self._finished.append((task.candidate, crash))
+        if tasks and member not in tasks[0].suspects:
+            tasks[0].suspects.append(member)
+        if tasks and len(tasks[0].suspects) > 1:
+            crash = Reading(Outcome.CRASHED, f"the GPU was lost with it, twice: {error}", "verify")
+            self._finished.append((tasks.popleft().candidate, crash))
         self._give_back(tasks)
 
     def _abandon_silent(self) -> None:

@@ -328,6 +328,14 @@ class Sweep:
                 libraries[library.name] = best[0].trial.time_us
         return SweptProblem(self.proper(problem), kernels, trials, libraries)
 
+    def kernels_of(self, problem: Problem) -> dict[str, dict[str, int]]:
+        """Return the kernels that compute a problem, each with its sizes and flags."""
+        return {
+            member.name: dict(resolve_problem(self.specs[member.name], sizes, problem.dtype).sizes)
+            for member, sizes in self.operation.fitting(problem, self.device)
+            if member.name in self.specs
+        }
+
     def proper(self, problem: Problem) -> dict[str, int]:
         """Return the sizes and flags of a problem, without the conditions."""
         return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
@@ -403,7 +411,7 @@ class Sweep:
         found: list[tuple[Problem, KernelSizes]] = []
         for sizes in spread_members(self.family, _DRAWN * count):
             problem = self.operation.resolve(sizes, self.dtype)
-            kernels = problem_of(self.operation, self.kernels, problem, self.device)
+            kernels = self.kernels_of(problem)
             if not kernels:
                 continue
             name, own_sizes = next(iter(kernels.items()))
@@ -588,17 +596,6 @@ def _with_result(trial: Trial, reading: Reading) -> Trial:
         measurement=reading.measurement,
         telemetry={**trial.telemetry, **reading.telemetry},
     )
-
-
-def problem_of(
-    operation: Operation, kernels: Mapping[str, Kernel], problem: Problem, device: DeviceProperties
-) -> dict[str, dict[str, int]]:
-    """Return the kernels that compute a problem, each with its sizes and flags."""
-    return {
-        member.name: dict(resolve_problem(kernels[member.name].spec, sizes, problem.dtype).sizes)
-        for member, sizes in operation.fitting(problem, device)
-        if member.name in kernels
-    }
 
 
 def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of
 from autotile.core.text import (
@@ -50,7 +50,7 @@ from autotile.tuning.finals import with_times
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
-from autotile.tuning.result import ScheduleResult
+from autotile.tuning.result import WORK, ScheduleResult
 from autotile.tuning.schedule import Schedule, device_of
 from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
@@ -372,7 +372,7 @@ class _Halving:
         self.options = options = schedule.options
         possible = [one for one in self.entrants if one.state != "inapplicable"]
         is_unlimited = options.trials is None and options.budget_s is None and options.until is None
-        self._trials_left = DEFAULT_TRIALS if is_unlimited else options.trials
+        self._trials = DEFAULT_TRIALS if is_unlimited else options.trials
         contenders: list[TunedContender] = []
         workers = worker_count(options.workers)
         try:
@@ -403,10 +403,7 @@ class _Halving:
             seconds=schedule.elapsed_s,
             interrupted=schedule.interrupted,
             database=schedule.database.location,
-            flops=rate.flops,
-            bytes=rate.bytes,
-            unit=rate.unit,
-            passes=rate.passes,
+            **attributes(rate, *WORK),
             notices=tuple(schedule.notices),
         )
 
@@ -418,7 +415,7 @@ class _Halving:
         is_short = (
             options.budget_s is not None
             and options.budget_s < rounds * turns * _LEAST_SHARE_S
-            and self._trials_left is None
+            and self._trials is None
             and any(one.seeds for one in live)
         )
         if is_short:
@@ -432,11 +429,11 @@ class _Halving:
                     self._finals = min(self._finals, _FINALISTS)
                 left_s = options.budget_s - schedule.elapsed_s
                 self._round_end_s = schedule.elapsed_s + (left_s - self._reserve_s(left_s / left)) / left
-            if self._trials_left is not None:
-                round_trials = self._trials_left // left
-                self._trials_left -= round_trials
-                for place, one in enumerate(live):
-                    share = max(1, round_trials // (len(live) - place))
+            if self._trials is not None:
+                given = sum(one.target for one in self.entrants if one.best is not None)
+                round_trials = (self._trials - given) // left
+                for place, one in enumerate(live):  # one each at least, but in the first round only
+                    share = max(int(number == 1), round_trials // (len(live) - place))
                     round_trials -= share
                     one.target += share
             elif is_short:
@@ -472,7 +469,7 @@ class _Halving:
                         of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                         for config in one.seeds or [one.kernel.spec.default]:
                             first = Compiling(*of, config, device, submit=pool.submit, other_sizes=sizes)
-                            one.begun += [first.main, *(other for _, other in first.others)]
+                            one.begun += first.pending
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
         """Hold a session of the first of some kernels with its share of a round, in which these are left."""

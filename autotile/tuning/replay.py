@@ -14,7 +14,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import ENERGY, ERROR, GPU_SCALE, Outcome, Problem
+from autotile.core.model import ENERGY, ERROR, Outcome, Problem
 from autotile.core.statistics import DISCARD_RATIO, discard_reason
 from autotile.database.keys import space_hash
 from autotile.errors import InputError, RecordingError, WorkerError
@@ -28,25 +28,26 @@ from autotile.workers.jobs import Candidate, Check, Job, Race, Reading
 
 
 class ReplayBackend(Backend):
-    """A recording of a GPU: results are looked up, and nothing runs.
+    """A GPU that replays a recording: results are looked up, and nothing runs.
 
-    ``uuid`` is the name of the GPU among several that are simulated. A recording that does not state the properties of
-    its GPU is a `RecordingError`.
+    One of several that are simulated has a ``uuid``, and takes part in races. It takes some ``seconds`` for each
+    candidate; its ``slowness`` is the factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower. A
+    recording that does not state the properties of its GPU is a `RecordingError`.
     """
 
     source: Literal["cuda", "replayed"] = "replayed"
 
-    def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "") -> None:
+    def __init__(
+        self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0
+    ) -> None:
         self.device = structs.replace(_recorded_device(recording), source="replayed")
         self.notice = notice
         self.uuid = uuid
         self._recording = recording
+        self._slowness = slowness
+        self._seconds = seconds
         self._finished: deque[tuple[Candidate, Reading]] = deque()
-
-    @property
-    def has_result(self) -> bool:  # type: ignore[override]
-        """Whether a candidate was submitted that has no result: it is looked up at once."""
-        return bool(self._finished)
+        self._closed = threading.Event()
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows that were recorded."""
@@ -56,11 +57,18 @@ class ReplayBackend(Backend):
         return mask
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
-        """Look up the candidate, and prune it by its recorded time as a live measurement would."""
-        self._finished.append((candidate, self._reading(candidate, limit_us)))
+        """Look up the candidate, and prune it by its time as a live measurement would."""
+        found = reading = self._reading(candidate, limit_us / self._slowness if limit_us is not None else None)
+        if self._slowness != 1.0:  # its own times, which no factor of the telemetry explains
+            found = replace(reading.scaled(self._slowness), telemetry=reading.telemetry)
+        if self._seconds:
+            found = replace(found, seconds={"measure": self._seconds})
+        self._finished.append((candidate, found))
 
     def result(self) -> tuple[Candidate, Reading]:
-        """Return the oldest result that was not returned."""
+        """Return the oldest result after the time that it takes; a `WorkerError` if it is closed meanwhile."""
+        if self._seconds and self._closed.wait(self._seconds):
+            raise WorkerError("the backend is closed")
         return self._finished.popleft()
 
     def withdraw(self) -> None:
@@ -68,18 +76,31 @@ class ReplayBackend(Backend):
         self._finished.clear()
 
     def run(self, job: Job) -> list[Reading]:
-        """Look up what is to be timed; a check succeeds, as the recorded outcome remains, and no race is possible."""
-        if isinstance(job, Race):
-            return []
+        """Look up what is to be timed; a check succeeds, as the recorded outcome remains.
+
+        Only one of several GPUs races: with the recorded median and interval of each candidate.
+        """
         if isinstance(job, Check):
             return [Reading(Outcome.OK, stage="replay") for _ in job.entries]
-        for one in job.entries:
-            assert one.candidate is not None
-            self.submit(one.candidate, one.limit_us)
-        return [self.result()[1] for _ in job.entries]
+        candidates = [one.candidate for one in job.entries if one.candidate is not None]
+        if not isinstance(job, Race):
+            for candidate, entry in zip(candidates, job.entries, strict=True):
+                self.submit(candidate, entry.limit_us)
+            return [self.result()[1] for _ in candidates]
+        known = [one for one in (self._reading(each).measurement for each in candidates) if one is not None]
+        if not self.uuid or len(known) < len(job.entries):
+            return []
+        rest, readings = (job.rounds - 1) // 2, []
+        for number, one in enumerate(known):
+            rounds = np.repeat([one.low_us, one.time_us, one.high_us], [rest, job.rounds - 2 * rest, rest])
+            own = self._slowness * np.random.default_rng(number).permutation(rounds)  # those of a round are independent
+            readings.append(Reading(Outcome.OK, stage="race", rounds_us=tuple(own.tolist())))
+        return readings
 
-    close = withdraw
-    """No resource is held."""
+    def close(self) -> None:
+        """End what another thread waits for; no resource is held."""
+        self._closed.set()
+        self.withdraw()
 
     def _reading(self, candidate: Candidate, limit_us: float | None = None) -> Reading:
         result = self._recording.lookup(candidate.config)
@@ -90,58 +111,6 @@ class ReplayBackend(Backend):
         if limit_us is not None and measured is not None and measured.time_us > DISCARD_RATIO * limit_us:
             return Reading(Outcome.PRUNED, discard_reason(limit_us), result.stage, measured, gpu=self.uuid)
         return Reading(result.outcome, result.reason, result.stage, measured, gpu=self.uuid)
-
-
-class SimulatedGpu(ReplayBackend):
-    """One of several GPUs that replay a recording, with the time that it takes for each candidate.
-
-    The slowness is the factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower.
-    """
-
-    has_result = False
-    """Each candidate takes its time."""
-
-    def __init__(
-        self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0
-    ) -> None:
-        super().__init__(recording, notice, uuid=uuid)
-        self._slowness = slowness
-        self._seconds = seconds
-        self._closed = threading.Event()
-
-    def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
-        """Look up the candidate, with the times of this GPU."""
-        own_us = limit_us / self._slowness if limit_us is not None else None
-        reading = self._reading(candidate, own_us).scaled(self._slowness)
-        telemetry = {name: value for name, value in reading.telemetry.items() if name != GPU_SCALE}
-        reading = replace(reading, telemetry=telemetry, seconds={"measure": self._seconds})
-        self._finished.append((candidate, reading))
-
-    def result(self) -> tuple[Candidate, Reading]:
-        """Return the oldest result after the time that it takes; a `WorkerError` if it is closed meanwhile."""
-        if self._seconds:
-            self._closed.wait(self._seconds)
-        if self._closed.is_set():
-            raise WorkerError("the backend is closed")
-        return super().result()
-
-    def run(self, job: Job) -> list[Reading]:
-        """Return times with the recorded median and interval of each candidate in a race, as this GPU takes them."""
-        if not isinstance(job, Race):
-            return super().run(job)
-        times = [self._reading(one.candidate).measurement for one in job.entries if one.candidate]
-        if any(one is None for one in times) or len(times) < len(job.entries):
-            return []
-        rest, readings = (job.rounds - 1) // 2, []
-        for number, one in enumerate(filter(None, times)):
-            rounds = np.repeat([one.low_us, one.time_us, one.high_us], [rest, job.rounds - 2 * rest, rest])
-            own = self._slowness * np.random.default_rng(number).permutation(rounds)  # those of a round are independent
-            readings.append(Reading(Outcome.OK, stage="race", rounds_us=tuple(own.tolist())))
-        return readings
-
-    def close(self) -> None:
-        """End what another thread waits for."""
-        self._closed.set()
 
 
 def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folders: Sequence[Path]) -> Recording:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _PARTS = ("learnt_from", "not_learnt_from", "load", "gpus", "confirmation", "drift", "stopped")
 """Fields of a result whose JSON is that of their values."""
+WORK = ("flops", "bytes", "unit", "passes")
+"""Fields of a result that are those of its `Workrate`."""
 _EFFECT_KEYS = ("importance", "thresholds", "insight")
 """Keys of `ParameterEffects.to_json`, stated for an aborted session too."""
 
@@ -156,12 +158,15 @@ class ScheduleResult(Result):
     """Result of a session, or of those of a schedule."""
 
     device: DeviceProperties
+    """Device that was tuned for."""
     seconds: float
     """Wall time; that of an earlier run of a family which was resumed is included."""
     interrupted: bool
     """Whether the user ended the sessions before there was a result."""
     database: str
+    """Location of the tuning database."""
     notices: tuple[str, ...] = ()
+    """Remarks for the user, one line each."""
     call: str = ""
     """Line of Python that serves the result; empty where it is not known."""
     resumed: int = 0
@@ -186,12 +191,12 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
     """Result of a tuning session.
 
     Its methods ``plot_...`` return charts of the study, and ``to_pandas`` its trials; see
-    `autotile.report.notebook.StudyPlots`.
+    `autotile.report.notebook.StudyPlots`. It has the attributes of `ScheduleResult`, too.
 
     Attributes
     ----------
-    problem, device
-        Problem, and device that it was tuned for.
+    problem
+        Problem that was tuned.
     combinations, valid
         Number of combinations of the parameters' values, and of valid configurations.
     gates
@@ -200,38 +205,25 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         same code), ``launched``.
     outcomes
         Number of trials of the study by outcome, including those of earlier sessions.
-    winner
-        The configuration to serve; None where no candidate ran.
-    default
-        Trial of the default configuration; None where it does not run.
+    winner, default
+        The configuration to serve, and the default, as trials; None where they did not run.
     speedup
         Time of the default over time of the winner; None without finals, or where the default does not run.
     ties
         Configurations whose times cannot be distinguished from the winner's.
-    seconds
-        Wall time of the session, in seconds.
-    resumed
-        Number of trials taken over from earlier sessions.
-    interrupted
-        Whether the user ended the session.
-    database
-        Location of the tuning database.
     flops, bytes
         Operations and bytes moved of one run, where the kernel states them.
     unit, passes
         Arithmetic unit that does the operations, where the kernel states it, and its operations for each of them.
-    notices
-        Remarks for the user, one line each.
     phases
         Seconds of ``start``, ``search`` and ``finals``, for the phases that were reached.
     refused
         Finalists that failed the checks.
     tried
         Trials of the configurations that the user named, with their times in the finals where they took part.
-    learnt_from
-        Other studies that the search learned from, nearest first.
-    not_learnt_from
-        Other studies that the search ignored, as its first trials contradict them.
+    learnt_from, not_learnt_from
+        Other studies that the search learned from, nearest first, and those that it ignored, as its first trials
+        contradict them.
     load
         Utilization of the GPU and the compilers; None for fewer than two trials.
     drift
@@ -246,8 +238,6 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         What each GPU did, where several shared the session.
     confirmation
         The winner on a second GPU; None where there is none, or it could not be raced there.
-    call
-        Line of Python that serves the winner; empty where it is not known.
     """
 
     problem: Problem
@@ -426,10 +416,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             **to_document(attributes(self, *_PARTS)),
             **(self.insight.to_json() if self.insight is not None else dict.fromkeys(_EFFECT_KEYS)),
             **(self.front.to_json() if self.front is not None else {}),
-            "flops": self.flops,
-            "bytes": self.bytes,
-            "unit": self.unit,
-            "passes": self.passes,
+            **attributes(self, *WORK),
             **self._ending(phases=dict(self.phases), resumed=self.resumed),
         }
 

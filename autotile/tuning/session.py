@@ -60,7 +60,7 @@ from autotile.tuning.progress_state import (
     check_kernel_failure,
     check_until,
 )
-from autotile.tuning.result import Recorded, TuneResult, measure_drift, pareto_front
+from autotile.tuning.result import WORK, Recorded, TuneResult, measure_drift, pareto_front
 from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_groups, session_objective
 from autotile.workers.child import WorkerPool, ready_workers
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -78,7 +78,7 @@ Proposer: TypeAlias = "Shortlist | GivenCandidates"
 """Source of candidates."""
 
 _WAIT_S = 0.1
-"""Interval at which a session looks for the results of others that it waits for, in seconds."""
+"""Interval at which a session that waits for compilers, or for the results of others, looks whether it is over."""
 _INHERIT_S = 5.0
 """Interval at which it looks for claims of others that died, in seconds."""
 _MOVED_S = 1.0
@@ -486,16 +486,22 @@ class Session:
     def _measure(self, proposer: Proposer) -> Iterator[Trial]:
         """Try what a proposer chooses until a stopping rule holds or it has nothing left; yield what is stored.
 
-        The proposer's first candidates are compiling; the stopping rules apply to the search. Trials of several GPUs
-        that end at the same time are stored together, and as many are claimed together.
+        The proposer's first candidates are compiling. Candidates other than those of the search are ended by the user's
+        interrupt alone. Trials of several GPUs that end at the same time are stored together, and as many are claimed
+        together.
         """
         target, is_limited = self._options.trial_target, proposer is self._shortlist
-        while (stopped := self._rules.stopped if is_limited else None) is None or self._chosen:
+
+        def reached() -> Stopped | None:
+            interrupt = Stopped("interrupt") if self._stop.requested else None
+            return self._rules.stopped if is_limited else interrupt
+
+        while (stopped := reached()) is None or self._chosen:
             if is_limited and not self._chosen and (inherited := self._inherited()):
                 while self._pipeline.running:
                     yield from self._store(self._end_running(), proposer)
                 self._try_and_learn(inherited)
-            candidate = self._pipeline.next_candidate(proposer) if stopped is None else None  # -> cubin
+            candidate = self._pipeline.next_candidate(proposer, reached) if stopped is None else None  # -> cubin
             if candidate is not None:
                 self._chosen.append(candidate)
             # one GPU waits for the first, and a failure is a result
@@ -517,7 +523,7 @@ class Session:
             elif candidate is None and self._pipeline.running:
                 ended = self._end_running()
             elif candidate is None:
-                stopped = Stopped("space")
+                stopped = reached() or Stopped("space")
                 break
             else:
                 ended = []
@@ -753,10 +759,7 @@ class Session:
             resumed=log.resumed,
             interrupted=interrupted,
             database=self._database.location,
-            flops=workrate.flops,
-            bytes=workrate.bytes,
-            unit=workrate.unit,
-            passes=workrate.passes,
+            **attributes(workrate, *WORK),
             notices=self.notices,
             tried=tuple(trial for trial in tried if trial is not None),
             learnt_from=search.learnt_from if search is not None else (),
@@ -876,6 +879,11 @@ class Compiling:
         valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
         self.others = [(sizes, at(sizes)) for sizes in valid]
 
+    @property
+    def pending(self) -> list[Future[Compiled]]:
+        """Its compilations that have not ended."""
+        return [one for one in (self.main, *(other for _, other in self.others)) if not one.done()]
+
     def trial(self) -> Trial:
         """Wait, and return the trial up to the second gate; one that fails at another problem has failed.
 
@@ -983,27 +991,29 @@ class Pipeline:
             self._queue[row] = candidate = prefetched or self.compile(config)
             candidate.row = row
         if self.timeline.is_recording:
-            compiling = sum(not queued.main.done() for queued in self._queue.values())
+            compiling = sum(bool(queued.pending) for queued in self._queue.values())
             self.timeline.count("candidates", compiling=compiling, compiled=len(self._queue) - compiling)
 
-    def next_candidate(self, proposer: Proposer) -> Compiling | None:
-        """Wait for the candidates that are ready, and return one of them; None where none is, or a result comes first.
+    def next_candidate(self, proposer: Proposer, reached: Callable[[], object] = lambda: None) -> Compiling | None:
+        """Wait for the candidates that are ready, and return one of them.
 
-        On a GPU, as many are waited for as are ready. A candidate that does not compile or does not fit on the device
-        comes first, as it takes no time on the GPU. Errors are those of `Compiling.trial`.
+        None where none is ready, a result comes first, or ``reached``, which returns the rule that ends the search if
+        any does, finds one. On a GPU, as many are waited for as are ready. A candidate that does not compile or does
+        not fit on the device comes first, as it takes no time on the GPU. Errors are those of `Compiling.trial`.
         """
+        is_live = self.backend.source != "replayed"
         with self.timeline.span("session", "wait for the compilers"):
             ready = proposer.ready()
-            if ready and self.backend.source != "replayed":
-                rows = {self._queue[row].main: row for row in proposer.waiting()}
-                done = {future for future in rows if future.done()}
-                limit_s = _LOOK_S if self._running else None
-                while len(done) < len(ready):
-                    if limit_s is not None and self.backend.has_result:
-                        return None  # a result comes first: another GPU waits for it, and the search learns from it
-                    done |= wait(rows.keys() - done, limit_s, return_when=FIRST_COMPLETED).done
-                ready = [row for future, row in rows.items() if future in done]
-            compiled = {row: self._queue[row].trial() for row in ready}
+            rows = proposer.waiting() if is_live and ready else ready
+            while True:
+                pending = {row: left for row in rows if (left := self._queue[row].pending)}
+                if len(rows) - len(pending) >= len(ready):
+                    break
+                if reached() or (is_live and self._running and self.backend.has_result):
+                    return None  # of a result, as another GPU waits for it, and the search learns from it
+                limit_s = _LOOK_S if is_live and self._running else _WAIT_S
+                wait([one for left in pending.values() for one in left], limit_s, return_when=FIRST_COMPLETED)
+            compiled = {row: self._queue[row].trial() for row in rows if row not in pending}
         if not compiled:
             return None
         row = next((row for row, trial in compiled.items() if trial.outcome is not Outcome.OK), None)
@@ -1067,7 +1077,8 @@ class Pipeline:
         Candidates that still wait are discarded: no further trial can begin.
         """
         for queued in self._queue.values():
-            queued.main.cancel()
+            for compilation in queued.pending:
+                compilation.cancel()
         self._queue.clear()
         compilations = [self.compile(trial.config) for trial in trials]
         candidates = [compilation.candidate() for compilation in compilations]

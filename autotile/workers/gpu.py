@@ -92,13 +92,12 @@ class Backend(ABC):
     def await_reference(self) -> None:  # noqa: B027 - most have none
         """Wait for the results of a reference in Python; an `InputError` is raised if it fails."""
 
-    def wait(self) -> DeviceProperties:
-        """Wait until candidates can be run, and return the properties of the device.
+    def wait(self) -> None:  # noqa: B027 - a recording is there
+        """Wait until candidates can be run.
 
         Raise `InputError` if the problem does not fit in memory or its reference cannot be computed, `ToolchainError`
         if the device or the toolchain does not work.
         """
-        return self.device
 
     @abstractmethod
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
@@ -111,9 +110,9 @@ class Backend(ABC):
         Raise `WorkerError` if five consecutive workers died, and a candidate that ran before fails, too.
         """
 
-    @abstractmethod
     def withdraw(self) -> None:
-        """Forget the candidates that were submitted and have no result; their readings are never returned."""
+        """Forget the candidates that one GPU was given and that have no result; their readings are never returned."""
+        raise NotImplementedError
 
     @abstractmethod
     def run(self, job: Job) -> list[Reading]:
@@ -218,13 +217,12 @@ class Gpu(Backend):
                 self._expected.wait(0)
                 self._send_problem(self._child)
 
-    def wait(self) -> DeviceProperties:
-        """Wait until the worker has set up the problem, and return the properties of its device."""
+    def wait(self) -> None:
+        """Wait until the worker has set up the problem, from when on the properties of its device are known."""
         if not self._is_open:
             opened = self._wait_until_open()
             self._is_open = True
             self.device = getattr(self, "device", opened)
-        return self.device
 
     @property
     def has_result(self) -> bool:  # type: ignore[override]

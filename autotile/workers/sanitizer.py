@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,44 +253,31 @@ def _judged(text: str, trouble: str, ended: str, last_error: str) -> tuple[ToolR
     return "passed", ""
 
 
-Notify = Callable[[Notice, str], None]
+def launch_at_all_sizes(workload: Workload, candidate: Candidate, notify: Callable[[Notice, str], None]) -> None:
+    """Load a candidate, and launch it once at each size that the rules allow; the tuned one comes last.
 
-
-class SanitizedCandidate:
-    """A loaded candidate that can be launched at any sizes."""
-
-    def __init__(self, workload: Workload, candidate: Candidate) -> None:
-        self._workload = workload
-        self._config = candidate.config
-        self._spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
-        if workload.captured_call:
-            self._spec = with_captured_call(self._spec, Path(workload.captured_call))
-        cuda = load_cupy().cuda
-        cuda.Device(workload.device_index).use()
-        cuda.set_allocator(None)  # no pool
-        self._device = live_device(workload.device_index)
-        self._functions = loaded(candidate, self._spec)
-
-    def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
-        """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
-        ragged = self._spec.ragged_sizes(self._workload.sizes)
-        has_ragged = not missing_input(self._spec, ragged, self._workload.dtype)
-        for sizes in (*([ragged] if has_ragged else []), *self._workload.verify_sizes):
-            if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
-                yield sizes, True
-        yield self._workload.sizes, False
-
-    def launch(self, sizes: Mapping[str, int], notify: Notify, *, check: bool) -> None:
-        """Set up the problem, make one call and wait."""
-        cupy = load_cupy()
-        functions = self._functions.at(sizes)
-        plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
-        dtype = self._workload.dtype
-        data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
-        shaped = self._spec.shaped_sizes(sizes, self._config)
-        inputs = input_maker(self._spec, shaped, dtype, check=check)
+    At the others, scalars take their values for verification.
+    """
+    config, dtype = candidate.config, workload.dtype
+    spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
+    if workload.captured_call:
+        spec = with_captured_call(spec, Path(workload.captured_call))
+    cupy = load_cupy()
+    cupy.cuda.Device(workload.device_index).use()
+    cupy.cuda.set_allocator(None)  # no pool
+    device = live_device(workload.device_index)
+    loaded_functions = loaded(candidate, spec)
+    ragged = spec.ragged_sizes(workload.sizes)
+    others = [*([] if missing_input(spec, ragged, dtype) else [ragged]), *workload.verify_sizes]
+    problems = [(sizes, True) for sizes in others if not check_config(spec, config, sizes, device, dtype)]
+    for sizes, check in (*problems, (workload.sizes, False)):
+        functions = loaded_functions.at(sizes)
+        plan = LaunchPlan.of(spec, config, sizes, device)
+        data = LaunchData.of(spec, dtype, known_names(spec, config, sizes, device))
+        shaped = spec.shaped_sizes(sizes, config)
+        inputs = input_maker(spec, shaped, dtype, check=check)
         buffers = {}
-        for buffer in self._spec.buffers:
+        for buffer in spec.buffers:
             storage = DTYPES[buffer.element_type(dtype, shaped)].storage
             buffers[buffer.name] = cupy.ndarray(buffer.array_shape(shaped), storage)
             if buffer.is_initialized:
@@ -301,9 +288,9 @@ class SanitizedCandidate:
                 make, kind = cupy.zeros if workspace.zeroed else cupy.ndarray, DTYPES[workspace.dtype]
                 workspaces[workspace.name] = make(kind.array_shape(workspace.shape), kind.storage)
         addresses = {name: array.data.ptr for name, array in {**buffers, **workspaces}.items()}
-        scalars = problem_scalars(self._spec, sizes, dtype, check=check)
-        arguments = pack_launches(self._spec, plan, data, dtype, addresses=addresses, scalars=scalars)
-        copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), addresses, 0)
+        scalars = problem_scalars(spec, sizes, dtype, check=check)
+        arguments = pack_launches(spec, plan, data, dtype, addresses=addresses, scalars=scalars)
+        copy_constants(constant_copies(spec, functions.module, sizes, dtype), addresses, 0)
         notify("at", sizes_text(sizes))
         LaunchSequence(functions, plan, arguments)()
         cupy.cuda.runtime.deviceSynchronize()
@@ -332,9 +319,7 @@ def main() -> None:
     try:
         cuda = load_cupy().cuda
         faults += (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
-        candidate = SanitizedCandidate(job.workloads[0], asked)
-        for sizes, check in candidate.problems():
-            candidate.launch(sizes, notify, check=check)
+        launch_at_all_sizes(job.workloads[0], asked, notify)
     except faults as error:
         notify("error", str(error))
         sys.exit(1)

@@ -36,7 +36,6 @@ from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.operations import libraries_for
 from autotile.settings import child_environment, read_settings
 from autotile.tuning.family_session import FAULTS as FAULTY_OUTCOMES
-from autotile.tuning.operation_family import problem_of
 from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.workers import gpu as gpu_module
@@ -143,8 +142,7 @@ def test_products_are_swept_beside_cublas(sweep_of):
     candidates = [ModelCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
     for sizes in ({"M": 256, "N": 512, "K": 128}, {"M": 33, "N": 65, "K": 129, "TRANS_A": 1}):
         problem = operation.resolve(sizes, "float32")
-        named = problem_of(operation, kernels, problem, live_device())
-        swept = sweep.run(sweep.prepare(problem, named, candidates))
+        swept = sweep.run(sweep.prepare(problem, sweep.kernels_of(problem), candidates))
         assert swept.libraries["cublas"] > 0
         assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
         with Database.open(read_settings().database) as database:
@@ -196,7 +194,6 @@ def test_what_shipped_models_choose_is_right(dtype, layout, sweep_of):
     model = shipped_model("matmul", dtype, device)
     if model is None:
         pytest.skip(f"no model ships for {device.name}")
-    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
     candidates = [ModelCandidate(one.kernel, one.config) for one in model.candidates if not one.is_library]
     assert candidates
     sweep = sweep_of(operation, dtype)
@@ -204,7 +201,7 @@ def test_what_shipped_models_choose_is_right(dtype, layout, sweep_of):
     for m, n, k in ((1024, 1024, 1024), (8, 4096, 4096), (1000, 999, 1001), (4096, 8, 4096)):
         sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
         problem = operation.resolve(sizes, dtype)
-        named = problem_of(operation, kernels, problem, device)
+        named = sweep.kernels_of(problem)
         valid |= {one.key for one in sweep.valid(problem, named, candidates)}
         swept = sweep.run(sweep.prepare(problem, named, candidates))
         faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTY_OUTCOMES}

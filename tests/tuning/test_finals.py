@@ -180,36 +180,41 @@ def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_
     assert hold([trials[0], trials[2]], Racer(None), incumbent=C).winner.config == A
 
 
-ALL = [timed(A, 1.0), timed(B, 2.0), timed(C, 2.0), timed(D, 4.0)]
 TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
+SOMETIMES, WHEN_TIMED = (Outcome.WRONG_RESULT, "sometimes", "verify"), (Outcome.WRONG_RESULT, "", "finals")
+RACE, ASTRAY = Finding("racecheck", "failed", "found"), Finding("memcheck", "failed", "found")
 
 
 class TestChecks:
-    def test_the_next_one_wins_where_the_fastest_is_faulty(self):
-        finals = hold(ALL, Racer(TIMES_US, faulty=[A]))
-        assert (finals.winner.config, finals.ties, finals.speedup.value) == (B, (C,), 2.0)
-        (refused,) = finals.refused
-        assert (refused.config, refused.outcome, refused.reason) == (A, Outcome.WRONG_RESULT, "sometimes")
-        assert (refused.stage, refused.measurement) == ("verify", None)
-
     @pytest.mark.parametrize(
-        ("finalists", "faulty", "incumbent", "ranked"),
+        ("finalists", "fault", "incumbent", "ranked", "ties", "found"),
         [
-            ([B, C], [C], C, [B]),  # an incumbent
-            ([A, D], [A, D], None, []),
-            ([B, C, D], [C], None, [B, D]),  # a tie
+            ([A, B, C, D], {"faulty": [A]}, None, [B, C, D], (C,), SOMETIMES),
+            ([B, C], {"faulty": [C]}, C, [B], (), SOMETIMES),
+            ([A, D], {"faulty": [A, D]}, None, [], (), SOMETIMES),
+            ([B, C, D], {"faulty": [C]}, None, [B, D], (), SOMETIMES),  # a tie
+            # in a timed launch, after all rounds or before any
+            ([A, B, D], {"wrong_when_timed": [A]}, None, [B, D], (), WHEN_TIMED),
+            ([A, B, D], {"wrong_when_timed": [A], "times_us": {**TIMES_US, 1: []}}, A, [B, D], (), WHEN_TIMED),
+            # by the sanitizer
+            ([A, D], {"findings": [RACE]}, None, [D], (), (Outcome.WRONG_RESULT, "racecheck: found", "sanitize")),
+            ([A, D], {"findings": [ASTRAY]}, None, [D], (), (Outcome.OUT_OF_BOUNDS, "memcheck: found", "sanitize")),
         ],
     )
-    def test_a_faulty_one_is_refused(self, finalists, faulty, incumbent, ranked):
-        finals = hold(by_tile(finalists), Racer(TIMES_US, faulty=faulty), incumbent=incumbent)
-        assert (configs_of(finals.ranked), finals.ties) == (ranked, ())
-        assert configs_of(finals.refused) == faulty
-        assert {(trial.outcome, trial.measurement) for trial in finals.refused} == {(Outcome.WRONG_RESULT, None)}
+    def test_what_is_faulty_is_refused_and_the_next_one_wins(self, *, finalists, fault, incumbent, ranked, ties, found):
+        racer = Racer(**{"times_us": TIMES_US, **fault})
+        finals = hold(by_tile(finalists), racer, incumbent=incumbent)
+        assert (configs_of(finals.ranked), finals.ties) == (ranked, ties)
+        refused = [(one.config, (one.outcome, one.reason, one.stage), one.measurement) for one in finals.refused]
+        assert refused == [(config, found, None) for config in finalists if config not in ranked]
+        assert all((config in racer.verified) is (found == SOMETIMES) for config, *_ in refused)
         assert (finals.speedup is None, finals.default is None) == (D not in ranked, D not in ranked)
+        if finals.speedup is not None:
+            assert finals.speedup.value == 4.0 / TIMES_US[ranked[0]["TILE"]][0]
 
     def test_all_that_are_ranked_are_verified_once(self):
         racer = Racer(TIMES_US, faulty=[D])
-        finals = hold(ALL, racer)
+        finals = hold(by_tile([A, B, C, D]), racer)
         assert racer.verified == [A, B, C, D]
         assert racer.limits_s[0] is None
         assert (configs_of(finals.ranked), finals.default, finals.speedup) == ([A, B, C], None, None)
@@ -223,14 +228,6 @@ class TestChecks:
         found = {trial.config["TILE"]: trial.telemetry for trial in finals.ranked}
         assert found[1] == {OUTPUT_DIGEST: VARYING_OUTPUTS, "power_w": 5}
         assert found[2] == found[3] == stored
-
-    @pytest.mark.parametrize(("times_us", "incumbent"), [([1.0] * 9, None), ([], A)], ids=["late", "before any round"])
-    def test_what_was_wrong_in_a_timed_launch_is_refused(self, times_us, incumbent):
-        racer = Racer({**TIMES_US, 1: times_us}, wrong_when_timed=[A])
-        finals = hold(by_tile([A, B, D]), racer, incumbent=incumbent)
-        assert configs_of(finals.ranked) == [B, D]
-        assert [(t.config, t.stage, t.measurement) for t in finals.refused] == [(A, "finals", None)]
-        assert A not in racer.verified
 
     def test_a_finalist_that_breaks_the_race_is_found_and_the_others_race_again(self):
         racer = Racer(TIMES_US, breaks_race=[A])
@@ -272,16 +269,6 @@ class TestChecks:
         hold(by_tile([A, D]), hurried, hurried=True)
         assert 1 - 0.98 ** (2 * racer.repeats) > 0.95
         assert hurried.repeats == 10
-
-    @pytest.mark.parametrize(
-        ("tool", "outcome"), [("memcheck", Outcome.OUT_OF_BOUNDS), ("racecheck", Outcome.WRONG_RESULT)]
-    )
-    def test_what_the_sanitizer_finds_cannot_win(self, tool, outcome):
-        racer = Racer(TIMES_US, findings=[Finding(tool, "failed", "Race reported")])
-        finals = hold(by_tile([A, D]), racer)
-        assert configs_of(finals.ranked) == [D]
-        (refused,) = finals.refused
-        assert (refused.outcome, refused.stage, refused.reason) == (outcome, "sanitize", f"{tool}: Race reported")
 
     def test_what_could_not_be_checked_is_told(self):
         finals = hold(by_tile([A, D]), Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "no time")]))

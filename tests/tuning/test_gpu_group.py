@@ -27,12 +27,12 @@ from autotile.exchange.recording import read_recording
 from autotile.tuning import gpu_group
 from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
-from autotile.tuning.replay import SimulatedGpu
+from autotile.tuning.replay import ReplayBackend
 from autotile.workers.gpu import Gpu, GpuUse
 from autotile.workers.jobs import Candidate, Check, Entry, Race, Reading, Workload
 
 
-class FaultyGpu(SimulatedGpu):
+class FaultyGpu(ReplayBackend):
     """A simulated GPU that fails for good after some candidates, or gives no sign where a function of it says so."""
 
     def __init__(self, *of: Any, fails_after: float = math.inf, hangs: Any = lambda _: False, **options: Any) -> None:
@@ -181,7 +181,7 @@ class TestSimulated:
         for candidate in given:
             several.submit(candidate)
         first = [several.result() for _ in range(2)]
-        several.add(SimulatedGpu(read_recording(bench.record()), uuid="late"))
+        several.add(ReplayBackend(read_recording(bench.record()), uuid="late"))
         rest = [several.result() for _ in given[2:]]
         assert {one.gpu for _, one in first} == {"GPU-0"}
         assert "late" in {one.gpu for _, one in rest}
@@ -249,7 +249,7 @@ class TestSessions:
             def __init__(self, *arguments, uuid=""):
                 super().__init__(*arguments, uuid=uuid, seconds=0.02, **faults.get(uuid, {}))
 
-        monkeypatch.setattr(import_module("autotile.tuning.backend"), "SimulatedGpu", Faulty)
+        monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", Faulty)
         result = bench.tune(bench.record(), devices=(0, 1, 2))
         assert result.winner.config == BEST
         assert len(bench.stored()) == 12
@@ -258,14 +258,14 @@ class TestSessions:
         assert result.confirmation.speedup.value == pytest.approx(result.speedup.value, rel=1e-3)
 
     def test_a_winner_that_is_wrong_on_the_second_gpu_is_refused(self, bench, monkeypatch, database):
-        run = SimulatedGpu.run
+        run = ReplayBackend.run
 
         def confirm(gpu, job):
             if isinstance(job, Check) and job.limit_s == 1.0 and job.entries[0].candidate.config == BEST:
                 return [Reading(Outcome.WRONG_RESULT, "y[0] is 1, expected 2", "verify")]
             return run(gpu, job)
 
-        monkeypatch.setattr(SimulatedGpu, "run", confirm)
+        monkeypatch.setattr(ReplayBackend, "run", confirm)
         result = bench.tune(bench.record(), devices=(0, 1))
         assert result.winner.config != BEST
         (refused,) = (trial for trial in result.refused if trial.config == BEST)

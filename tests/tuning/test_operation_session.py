@@ -1,6 +1,7 @@
 """Operations tuned by replay: how the budget is shared, who wins, what is stored and shown, and what is refused."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,7 +137,7 @@ class TestHalving:
         entrants[1].seeds = seeds
         schedule = SimpleNamespace(device=device_profile("h200"))
         halving = operation_session._Halving(operation, entrants[0].problem, schedule, (), lambda *_: None, entrants)
-        halving._compile_pool = Mock()
+        halving._compile_pool = Mock(**{"submit.side_effect": lambda _: Future()})
         halving._begin_compiling(entrants)
         halving._begin_compiling(entrants)
         jobs = [call.args[0]() for call in halving._compile_pool.submit.call_args_list]
@@ -152,7 +153,9 @@ class TestHalving:
                 run(n=n, trials=12)
             assert ("third" in str(raised.value)) is not left_out
         record(first=1.0, second=2.0)  # nothing is recorded of the third
+        assert [one.trials for one in run(trials=1).contenders] == [1, 1, 0]  # each that runs has one at least
         result = run(trials=12)
+        assert sum(one.trials for one in result.contenders) == 12  # the share of what fails is that of the others
         third = result.contenders[-1]
         assert (third.name, third.state, third.trials) == ("third", "failed", 0)
         assert "no recording" in third.reason

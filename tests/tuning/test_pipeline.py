@@ -336,6 +336,10 @@ def test_other_problems_are_compiled_where_sizes_are(bench, sized, device, pool)
     pipeline.compile_ahead(proposals, room=1)
     expected = [problem.sizes["n"], sized.spec.ragged["n"], 8192]
     assert [job.options[-1] for job, _ in pool.waiting] == [f"-DSIZE={size}" for size in expected]
+    later, pool.waiting[1:] = pool.waiting[1:], []
+    pool.finish()
+    assert pipeline.next_candidate(proposals, lambda: "Ctrl-C") is None  # though the problem's own has compiled
+    pool.waiting += later
     pool.finish()
     compiled = pipeline.next_candidate(proposals)
     candidate = compiled.candidate()

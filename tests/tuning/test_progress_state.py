@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judges import ending_at, failed, timed
+from judges import DEFAULT, ending_at, failed, timed
+from processes import wait_until
 
 from autotile.core.model import Config, Measurement, Outcome, Trial
 from autotile.core.timeline import Pace
@@ -34,6 +35,7 @@ from autotile.tuning.progress_state import (
     check_kernel_failure,
     check_until,
 )
+from autotile.workers.compile_pool import CompilePool
 
 MANY = {
     "THREADS = [32, 64, 128, 256]": f"THREADS = {list(range(32, 1025, 32))}",
@@ -347,6 +349,28 @@ def test_the_first_only_asks_the_second_raises_and_afterwards_ctrl_c_is_what_it_
 
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(requested).result() is False
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_while_compilers_are_waited_for_it_ends_what_is_tried_and_the_finals_are_held(bench, monkeypatch, is_named):
+    named = {"tries": (DEFAULT, *bench.configs()), "trials": 12} if is_named else {}
+    attempt, begun = CompilePool._attempt, list[str]()
+
+    def hang_after_six(pool, one):
+        begun.append(one.job.key)
+        if len(begun) == 7:
+            wait_until(lambda: len(bench.stored()) > 2)
+            ctrl_c()
+        if len(begun) > 6:
+            wait_until(lambda: pool._closing)
+        return attempt(pool, one)
+
+    monkeypatch.setattr(CompilePool, "_attempt", hang_after_six)
+    monkeypatch.setenv("AUTOTILE_CACHE", str(bench.folder / "cold"))
+    result = bench.tune(bench.record(), **named)
+    assert (result.interrupted, result.stopped.rule) == (True, "interrupt")
+    assert 2 < sum(result.outcomes.values()) <= 6
+    assert result.speedup is not None
 
 
 def test_in_a_session_it_ends_the_search_and_the_finals_are_held(bench):

@@ -21,7 +21,7 @@ from autotile.api.databases import db_merge as merge
 from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
 from autotile.database import engine, runs
 from autotile.errors import AutotileError
-from autotile.tuning.replay import SimulatedGpu
+from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.result import TuneResult
 
 SESSION = """
@@ -36,7 +36,7 @@ from autotile.tuning import backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.session import tune
 
-backend.ReplayBackend = partial(backend.SimulatedGpu, seconds=float(sys.argv[3]))
+backend.ReplayBackend = partial(backend.ReplayBackend, seconds=float(sys.argv[3]))
 if sys.argv[4:]:
     runs.LEASE_S = float(sys.argv[4])
     runs.is_gone = lambda owner: False  # as for a process of another machine
@@ -67,7 +67,7 @@ def assert_each_once(bench: Any) -> None:
 @pytest.fixture
 def slow(monkeypatch):
     """Let each candidate take 50 ms."""
-    replay = partial(SimulatedGpu, seconds=0.05)
+    replay = partial(ReplayBackend, seconds=0.05)
     monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", replay)
 
 
@@ -178,7 +178,7 @@ def on_gpu(monkeypatch):
     """Return a function that selects the GPU of the calling thread's sessions, and with whom each has a candidate."""
     chosen = threading.local()
 
-    class Chosen(SimulatedGpu):
+    class Chosen(ReplayBackend):
         def __init__(self, recording, notice="", *, uuid=""):
             super().__init__(recording, notice, uuid=chosen.gpu, slowness=SLOWNESS[chosen.gpu])
             self._together = chosen.together

@@ -356,7 +356,7 @@ from autotile.serving import dispatcher
 from autotile.settings import read_settings
 from autotile.tuning import backend
 
-backend.ReplayBackend = partial(backend.SimulatedGpu, seconds=0.05)
+backend.ReplayBackend = partial(backend.ReplayBackend, seconds=0.05)
 dispatcher.device_count = lambda: 0
 settings = replace(read_settings(), recording_folders=(Path(sys.argv[2]),))
 for module in (plans, targets, window):

@@ -49,12 +49,25 @@ def run(gpu: Gpu, deed: str) -> Reading:
     return evaluate(gpu, doing(deed), None)
 
 
-def test_a_healthy_worker_serves_all_candidates(start, tmp_path):
-    gpu = start()
-    assert gpu.wait() == device_profile("h200")
-    for deed, outcome in [("ok", Outcome.OK), ("wrong", Outcome.WRONG_RESULT), ("refused", Outcome.CRASHED)] * 3:
-        assert run(gpu, deed).outcome is outcome
-    assert openings(tmp_path) == 1
+OUTCOMES = {"ok": Outcome.OK, "exit": Outcome.CRASHED, "wrong": Outcome.WRONG_RESULT, "refused": Outcome.CRASHED}
+
+
+@pytest.mark.parametrize(
+    ("opening", "deeds", "opened"),
+    [
+        ((), ["ok", "wrong", "refused"] * 3, 1),  # by a healthy worker
+        # deaths after what still runs, or between other failures, stop nothing
+        ((), ["ok", *["exit"] * 5, "ok"], 6),
+        ((), [*["exit"] * 4, "wrong", "exit", "ok"], 6),
+        # a device that cannot be reopened at once is tried again
+        *((("well", trouble, trouble), ["exit", "ok"], 4) for trouble in ("exit", "setup_error")),
+    ],
+)
+def test_all_candidates_are_served(start, tmp_path, opening, deeds, opened):
+    gpu = start(*opening)
+    for deed in deeds:
+        assert run(gpu, deed).outcome is OUTCOMES[deed]
+    assert (gpu.device, openings(tmp_path)) == (device_profile("h200"), opened)
 
 
 @pytest.mark.parametrize(
@@ -117,23 +130,6 @@ def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start):
         run(gpu, "ok")
 
 
-@pytest.mark.parametrize("deeds", [["ok", *["exit"] * 5], [*["exit"] * 4, "wrong", "exit"]])
-def test_deaths_after_what_still_runs_or_between_other_failures_stop_nothing(start, deeds):
-    gpu = start()
-    outcomes = {"ok": Outcome.OK, "exit": Outcome.CRASHED, "wrong": Outcome.WRONG_RESULT}
-    for deed in deeds:
-        assert run(gpu, deed).outcome is outcomes[deed]
-    assert run(gpu, "ok").outcome is Outcome.OK
-
-
-@pytest.mark.parametrize("trouble", ["exit", "setup_error"])
-def test_a_device_that_cannot_be_reopened_at_once_is_tried_again(start, tmp_path, trouble):
-    gpu = start("well", trouble, trouble)
-    assert run(gpu, "exit").outcome is Outcome.CRASHED
-    assert run(gpu, "ok").outcome is Outcome.OK
-    assert openings(tmp_path) == 4
-
-
 @pytest.mark.parametrize("trouble", ["sleep", "exit", "no_keys"])
 def test_a_device_that_cannot_be_opened_is_told_at_once_and_one_that_cannot_be_reopened_in_the_end(
     start, tmp_path, monkeypatch, trouble
@@ -175,9 +171,8 @@ class TestHangsInFinals:
             gpu.raced(Race((Entry(doing("sleep")),), 9, 0, expected_s=0.1))
 
     def test_what_passed_here_shows_that_the_device_works(self, gpu):
-        outcomes = {"ok": Outcome.OK, "wrong": Outcome.WRONG_RESULT, "exit": Outcome.CRASHED}
         for deed in ("ok", "wrong", *["exit"] * 5, "ok"):
-            assert verify(gpu, doing(deed), 75).outcome is outcomes[deed]
+            assert verify(gpu, doing(deed), 75).outcome is OUTCOMES[deed]
 
 
 class TestChecksBeforeARace:
@@ -188,22 +183,20 @@ class TestChecksBeforeARace:
         return gpu.raced(Race(entries, 2, 0, checks=4, workloads=(gpu._workload,)))
 
     @pytest.mark.parametrize(
-        ("deed", "outcome", "words"),
-        [("be_late", Outcome.TIMED_OUT, "no answer within 0.5 s"), ("exit", Outcome.CRASHED, "exit code 3")],
+        ("before", "deed", "outcome", "words"),
+        [
+            (("well",), "be_late", Outcome.TIMED_OUT, "no answer within 0.5 s"),
+            (("well",), "exit", Outcome.CRASHED, "exit code 3"),
+            ((), "cuda_error", Outcome.CRASHED, "an illegal address"),  # is that of the first
+        ],
     )
-    def test_it_is_blamed(self, start, deed, outcome, words):
-        first, faulty, last = self.race(start(), "well", deed, "well")
-        assert (first.rounds_us, first.outcome, last.rounds_us) == ((1, 2), Outcome.OK, (1, 2))
+    def test_it_is_blamed(self, start, before, deed, outcome, words):
+        *others, faulty, last = self.race(start(), *before, deed, "well")
+        assert [(one.rounds_us, one.outcome) for one in (*others, last)] == [((1, 2), Outcome.OK)] * (len(before) + 1)
         assert (faulty.rounds_us, faulty.outcome) == ((), outcome)
         assert words in faulty.reason
-
-    def test_a_cuda_error_is_blamed_on_the_first(self, start):
-        faulty, other = self.race(start(), "cuda_error", "well")
-        assert (faulty.outcome, other.outcome) == (Outcome.CRASHED, Outcome.OK)
-
-    def test_where_all_are_at_fault_it_cannot_be_held(self, start):
-        with pytest.raises(WorkerError):
-            self.race(start(), "exit", "exit")
+        with pytest.raises(WorkerError):  # where all are at fault, it cannot be held
+            self.race(start(), deed, deed)
 
 
 @pytest.mark.parametrize("deed", ["exit", "no_keys"])

@@ -18,7 +18,6 @@ from interrupts import heeded_interrupts
 
 from autotile.core.device import device_profile
 from autotile.core.documents import to_fields
-from autotile.core.model import Config
 from autotile.errors import ToolchainError
 from autotile.kernel.library import load_kernel
 from autotile.workers import sanitizer
@@ -27,12 +26,12 @@ from autotile.workers.sanitizer import (
     TOOLS,
     Finding,
     Notice,
-    SanitizedCandidate,
     Sanitizer,
     Tool,
     _judged,
     find_sanitizer,
     format_notice,
+    launch_at_all_sizes,
 )
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -349,37 +348,29 @@ def device(monkeypatch):
     )
 
 
-def launcher(toml: Path, config: Config, *others: int) -> SanitizedCandidate:
-    spec = load_kernel(str(toml)).spec
-    sizes = tuple({"n": n} for n in others)
-    workload = Workload(spec.text, spec.source, {"n": 4096}, "float32", "cold", "", 1, 0.1, verify_sizes=sizes)
-    return SanitizedCandidate(workload, Candidate(config, ""))
-
-
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("config", "others", "expected"),
     [
-        ({"THREADS": 64, "WORK": 1}, (7777,), [(1001, True), (7777, True), (4096, False)]),
-        ({"THREADS": 256, "WORK": 4}, (5000, 100), [(5000, True), (4096, False)]),  # the rules exclude two
+        ({"THREADS": 64, "WORK": 1}, (7777,), [(1001, 16), (7777, 122), (4096, 64)]),
+        ({"THREADS": 256, "WORK": 4}, (5000, 100), [(5000, 5), (4096, 4)]),  # the rules exclude two
     ],
 )
-def test_the_tuned_problem_comes_last(scale_toml, config, others, expected):
-    found = launcher(scale_toml, config, *others).problems()
-    assert [(sizes["n"], check) for sizes, check in found] == expected
-
-
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("check", "factor"), [(True, -0.5), (False, 2.0)])
-def test_only_what_is_read_is_filled(scale_toml, check, factor):
+def test_the_tuned_problem_is_launched_last_and_only_what_is_read_is_filled(scale_toml, config, others, expected):
+    """And only at the other sizes, the scalar has its value for verification."""
+    spec, sizes = load_kernel(str(scale_toml)).spec, tuple({"n": n} for n in others)
+    workload = Workload(spec.text, spec.source, {"n": 4096}, "float32", "cold", "", 1, 0.1, verify_sizes=sizes)
     notices: list[tuple[Notice, str]] = []
-    ready = launcher(scale_toml, {"THREADS": 64, "WORK": 1})
-    ready.launch({"n": 1001}, lambda notice, text: notices.append((notice, text)), check=check)
-    assert [(array.shape, array.stored is None) for array in made] == [((1001,), False), ((1001,), True)]
-    (grid, block, arguments, smem_bytes), waited = launches
-    assert (grid, block, smem_bytes, waited) == ((16, 1, 1), (64, 1, 1), 0, ("wait",))
-    assert arguments == (np.uint64(made[0].data.ptr), np.uint64(made[1].data.ptr), np.int32(1001), np.float32(factor))
-    assert notices == [("at", "n=1001")]
+    launch_at_all_sizes(workload, Candidate(config, ""), lambda *notice: notices.append(notice))
+    assert notices == [("at", f"n={n}") for n, _ in expected]
+    for number, (n, blocks) in enumerate(expected):
+        read, written = made[2 * number : 2 * number + 2]
+        assert [(array.shape, array.stored is None) for array in (read, written)] == [((n,), False), ((n,), True)]
+        pointers, factor = (np.uint64(read.data.ptr), np.uint64(written.data.ptr)), 2.0 if n == 4096 else -0.5
+        arguments = (*pointers, np.int32(n), np.float32(factor))
+        launch = ((blocks, 1, 1), (config["THREADS"], 1, 1), arguments, 0)
+        assert launches[2 * number : 2 * number + 2] == [launch, ("wait",)]
+    assert len(launches) == 2 * len(expected)
 
 
 def test_a_notice_is_one_line():

@@ -78,11 +78,10 @@ class RemoteGpu(Backend):
         """Return a mask over the recorded rows; None for a real GPU."""
         return self._recorded.available_rows(space) if self._recorded is not None else None
 
-    def wait(self) -> DeviceProperties:
+    def wait(self) -> None:
         """Wait until the worker has set up the problem."""
         self._running = self._cluster.send(self.uuid, "open", self._work)
         self._reply(self._running)
-        return self.device
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Send a candidate with its cubin; it waits in the process of the GPU while an earlier one runs."""
@@ -171,11 +170,10 @@ class ClusterGpus(GpuGroup):
         self._watch = threading.Thread(target=self._let_join, name="cluster", daemon=True)
         self._watch.start()
 
-    def wait(self) -> DeviceProperties:
+    def wait(self) -> None:
         """Wait until one GPU can run candidates."""
-        device = super().wait()
+        super().wait()
         self._report_waiting()
-        return device
 
     def result(self) -> tuple[Candidate, Reading]:
         """Wait for any candidate that was submitted, and return its reading."""

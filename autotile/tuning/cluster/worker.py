@@ -25,7 +25,7 @@ from autotile.exchange.recording import read_recording, read_recording_header
 from autotile.settings import read_settings, user_path
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.cluster.connection import WorkerPlugin, check_scheduler, distributed, ignore_interrupts, local_host
-from autotile.tuning.replay import SimulatedGpu
+from autotile.tuning.replay import ReplayBackend
 from autotile.version import __version__
 from autotile.workers.child import WorkerPool
 from autotile.workers.gpu import Backend, Gpu
@@ -162,7 +162,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             if not same:
                 known = "; ".join(map(str, found.values()))
                 raise InputError(f"{uuid} replays recordings of {known}, not of the session's problem")
-            self._backend = SimulatedGpu(read_recording(Path(same[0])), uuid=uuid, seconds=self._gpu.seconds)
+            self._backend = ReplayBackend(read_recording(Path(same[0])), uuid=uuid, seconds=self._gpu.seconds)
         else:
             if self._idle is not None:
                 self._idle.cancel()
@@ -250,7 +250,7 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
     files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
     if not files:
         raise InputError(f"there is no recording (*.npz) in {recording}")
-    devices = {file: SimulatedGpu(read_recording(file)).device for file in files}
+    devices = {file: ReplayBackend(read_recording(file)).device for file in files}
     device = devices[files[0]]
     if any(one.name != device.name for one in devices.values()):
         raise InputError(f"the recordings in {recording} are of several GPUs; give each model a worker of its own")
