@@ -94,6 +94,8 @@ _CLAIM_AND_LOOK = (  # on a server, where each statement is a round trip, during
 _LOCK = "SELECT pg_advisory_xact_lock(:kind, :study), CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _LOCK_UNFLUSHED = _LOCK + ", set_config('synchronous_commit', 'off', true)"
 """The commit waits for no disk: a crash of the server may undo claims, and a trial is not stored twice for that."""
+_FLUSHED = "SET LOCAL synchronous_commit TO DEFAULT"
+"""The commit waits for the disk, which then holds all earlier commits, too."""
 _SERVER_TIME = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _RENEW = "UPDATE claims SET expires_at = :until WHERE study_id = :study AND owner = :owner"
 _RELEASE_ALL = "DELETE FROM claims WHERE study_id = :study AND owner = :owner"
@@ -327,6 +329,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             claimed, numbers, newest, found, held_ids = run_text(connection, _CLAIM_AND_LOOK, where)[0]
             granted = dict(zip(claimed, numbers, strict=True))
             self._note(connection, newest, found)
+            if len(granted) < len(keys):  # what is left to another session must still be its own after a crash
+                run_text(connection, _FLUSHED, {})
         else:
             granted = dict(run_text(connection, _CLAIM_IN_FILE, {**mine, "keys": encode_json(keys)}))
             self._look(connection)  # after the claim: a trial that was stored until then is seen
