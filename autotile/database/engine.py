@@ -537,8 +537,26 @@ def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool
 
     @event.listens_for(engine, "do_connect")
     def connect(dialect: Dialect, _: object, arguments: list[Any], parameters: dict[str, Any]) -> DBAPIConnection:
+        """Connect, and set the connection up: a pooler connects to no server before the first statement."""
+        is_cut = threading.Event()
+
+        def cut() -> None:  # libpq has no limit of waiting for an answer while the server's network answers
+            with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+                is_cut.set()
+                duplicate.shutdown(socket.SHUT_RDWR)
+
         with _announced(announced, parameters.get("connect_timeout")):
-            return dialect.connect(*arguments, **parameters)
+            connection: Any = dialect.connect(*arguments, **parameters)
+            try:
+                with _timer(limit_s, cut), closing(connection.cursor()) as cursor:
+                    cursor.execute(set_up)
+                    connection.commit()
+            except dialect.loaded_dbapi.Error as error:
+                if is_cut.is_set():
+                    message = f"no answer to the first statement for {limit_s} s: {_REMEDIES['ConnectionTimeout']}"
+                    raise dialect.loaded_dbapi.OperationalError(message) from error
+                raise
+        return connection  # type: ignore[no-any-return]
 
     @event.listens_for(engine, "checkin")
     def note_use(_: object, record: ConnectionPoolEntry) -> None:
@@ -552,26 +570,6 @@ def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool
                 engine.dialect.do_ping(connection)
             except engine.dialect.loaded_dbapi.Error as error:
                 raise DisconnectionError from error
-
-    @event.listens_for(engine, "connect", insert=True)  # before the statements with which SQLAlchemy begins
-    def configure(connection: Any, _: object) -> None:
-        """Set the connection up; its first answer counts as a part of connecting, as a pooler connects to no server."""
-        is_cut = threading.Event()
-
-        def cut() -> None:  # libpq has no limit of waiting for an answer while the server's network answers
-            with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-                is_cut.set()
-                duplicate.shutdown(socket.SHUT_RDWR)
-
-        try:
-            with _announced(announced, limit_s), _timer(limit_s, cut), closing(connection.cursor()) as cursor:
-                cursor.execute(set_up)
-                connection.commit()
-        except engine.dialect.loaded_dbapi.Error as error:
-            if is_cut.is_set():
-                message = f"no answer to the first statement for {limit_s} s: {_REMEDIES['ConnectionTimeout']}"
-                raise engine.dialect.loaded_dbapi.OperationalError(message) from error
-            raise
 
     return engine
 
