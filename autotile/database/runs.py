@@ -116,23 +116,20 @@ _STORED = (
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Answer to a claim."""
+    """Answer to a claim: whether this session may try each configuration, and what other sessions do."""
 
     ours: tuple[bool, ...]
-    """Whether this session may try each configuration."""
     news: Sequence[Trial]
-    """Trials that other sessions have stored since the last look, oldest first."""
+    """Trials that others have stored since the last look, oldest first."""
     others: int
-    """Number of configurations that other sessions are trying now."""
+    """Number of configurations that others are trying now."""
 
 
 class RunRecord(AbstractContextManager["RunRecord"]):
     """One run of a study: stores what a session tries, and makes sure that the database holds it.
 
-    An open SQLite file that is deleted, moved or overwritten takes further trials without an error. So the path is
-    compared with the open file after each trial, and at the end the run is read back over a new connection. If the
-    database lost the run, or cannot store a trial, the run is written to a new database beside it, or in the folder
-    for temporary files, and `RescuedRunError` is raised.
+    If the database has lost the run, or cannot store a trial, the run is written to a new database beside it, or in the
+    folder for temporary files, and `RescuedRunError` is raised.
 
     Use it in a ``with`` block after `start`: leaving the block ends the run, without a summary unless `end` gave one,
     and reads it back. The study is created if it does not exist; ``run_id`` is 0 before `start`.
@@ -168,10 +165,9 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """Configurations that other sessions have tried since this one began."""
 
     def start(self, *, shares: bool = False, **columns: Any) -> int:
-        """Record the start of the run with columns of the table ``runs``.
+        """Record the start of the run with columns of the table ``runs``; return what other sessions are trying.
 
-        Return the number of configurations that other sessions are trying. ``shares`` is whether the run shares the
-        study with others that run at the same time, see `claim`.
+        That is a number of configurations, 0 unless the run ``shares`` the study with others at the same time.
         """
         self._run = {"study_id": self.study_id, "started_at": now_text(), **columns}
 
@@ -232,8 +228,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     def add(self, *trials: Trial, phase: Phase = "search", rank: int | None = None) -> None:
         """Commit trials in one transaction; it ends the claims of those of a search.
 
-        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored. If
-        trials cannot be stored, the run is in a rescue file that the `RescuedRunError` names.
+        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored.
         """
         rows = [{"phase": phase, "rank": rank, "created_at": now_text(), **trial_row(trial)} for trial in trials]
         self._rows += rows
@@ -260,10 +255,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             if row not in stored:
                 self._rows.remove(row)
         with self._rescuing():
-            self._database.check_in_place()
+            self._database.check_in_place()  # an open SQLite file that was replaced takes trials without an error
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
+        """Record the end of the run; the winner of its finals becomes the study's best."""
         self._summary = summary
         self._release()
         with self._rescuing():

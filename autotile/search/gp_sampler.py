@@ -457,24 +457,17 @@ Draws = Callable[[], np.random.Generator]
 
 
 class FeasibleGPSampler(RowSampler):
-    """Proposes the row with the largest expected improvement under a Gaussian process.
+    """Proposes the row with the largest expected improvement under a Gaussian process; docs/search.md has the method.
 
-    The first rows are spread over the space. After that, a process over the logarithms of the parameters, with fitted
-    length scales, predicts every row of a small space; of a large one, the rows near the best ones and a uniform
-    sample. The expected improvement is multiplied by the probability of success, predicted from a second target of the
-    same process. Trials without a result reduce the deviation around them, which spreads concurrent proposals.
-
-    It supports several objectives, with random weights for each proposal; all are minimised.
+    All objectives are minimised, several with random weights for each proposal.
 
     It can also rank compiled candidates. A nominated row is not proposed again and begins no trial. It may be measured
     later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
     study are seen by `remaining`.
 
-    Some proposals follow the prior, speeds expected from ``sources``: the best rows by it at first, and then by a model
-    of the difference between this space and the prior, fitted to all trials. The others are those of a search without a
-    prior, and depend only on each other's results. A prior that misleads therefore costs no more than the proposals
-    that followed it. The ``estimate`` is used unless there is a prior: half of the first rows are likely ones by its
-    times, and their speeds are the mean of the model, with a fitted slope, until twelve trials have ended.
+    Some proposals follow the prior, speeds expected from ``sources``, and learn from all trials. The others are those
+    of a search without a prior, and depend only on each other's results, so that a prior that misleads costs no more
+    than the proposals that followed it. The ``estimate`` is used unless there is a prior.
     """
 
     def __init__(
