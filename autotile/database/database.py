@@ -60,7 +60,6 @@ from autotile.database.engine import (
     open_connections,
     open_engine,
     parse_location,
-    schema_revision,
     set_aside,
     stored_moment,
     translated_errors,
@@ -569,7 +568,6 @@ class Database(AbstractContextManager["Database"]):
         try:
             with fork_guard.use(), translated_errors(parsed), engine.connect() as connection:
                 current = is_current(connection, parsed)
-                revision = schema_revision(connection, parsed)
         except BaseException as error:
             engine.dispose()
             if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path) and not open_connections(parsed):
@@ -578,7 +576,7 @@ class Database(AbstractContextManager["Database"]):
         if current:
             return cls(engine, parsed, readonly=True)
         engine.dispose()
-        if revision is None:
+        if current is None:
             return None
         if not upgrade:
             raise DatabaseError(

@@ -769,10 +769,10 @@ def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE
         if is_current(connection, location):
             return
     with engine.execution_options(**WRITE_OPTIONS).connect() as connection, _turn(connection, timeout_s):
-        if is_current(connection, location):  # another process was first
-            return
-        if schema_revision(connection, location) is not None:
-            _migrate(connection)
+        found = is_current(connection, location)  # another process may have been first
+        if found is not None:
+            if not found:
+                _migrate(connection)
             return
         # What the migrations would leave, without loading Alembic, which takes longer than the rest.
         # A condition that was declared with the index would import all drivers of PostgreSQL in every process.
@@ -821,8 +821,8 @@ def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
         file.close()
 
 
-def is_current(connection: Connection, location: Location) -> bool:
-    """Return True if the database has the current schema, False if it is empty or older; anything else is an error."""
+def is_current(connection: Connection, location: Location) -> bool | None:
+    """Return True if the database has the current schema, False if it is older, None if it is empty, else raise."""
 
     def execute(statement: str) -> Any:
         return connection.exec_driver_sql(statement).all()
@@ -839,7 +839,7 @@ def is_current(connection: Connection, location: Location) -> bool:
             raise DatabaseError(
                 f"{location} belongs to another program (it has a table {foreign[0]!r}): name another database"
             )
-        return False
+        return None
     if revision > SCHEMA_REVISION:
         raise DatabaseError(
             f"{location} was written by a newer autotile (schema {revision}; this version knows {SCHEMA_REVISION}): "
