@@ -1,7 +1,4 @@
-"""The database itself: its tables, connections to it, and upgrades: an SQLite file, or a PostgreSQL server of a team.
-
-A test compares the tables with what the migrations leave.
-"""
+"""The database itself, an SQLite file or a PostgreSQL server of a team: its tables, connections and upgrades."""
 
 from __future__ import annotations
 
@@ -149,8 +146,7 @@ CLAIMS = _table(
     Column("expires_at", Float(53), nullable=False),
     UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
 )
-"""One row for each configuration that a session is trying; ``expires_at`` is in seconds since 1970. After that another
-session may try it."""
+"""One row for each configuration that a session is trying; ``expires_at`` is in seconds since 1970."""
 
 MISSES = _table(
     "misses",
@@ -171,7 +167,7 @@ FAMILIES = _table(
     Index("families_by_kernel", "kernel"),
 )
 """One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
-tuning is unfinished, ``rule`` is null before the first rule is learned."""
+tuning is unfinished, ``rule`` before the first is learned."""
 
 MODELS = _table(
     "models",
@@ -221,16 +217,12 @@ def now_text() -> str:
 
 
 LOCK_TIMEOUT_S = 30.0
-"""Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond.
-
-On a server it is also the timeout of connecting and of each statement."""
-
+"""Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond. On a server it
+is also the timeout of connecting and of each statement."""
 _MAX_SHOWN_PATH = 60
 """Characters of a path that a message shows if the path is too long for the file system."""
-
 RESTART_S = 60.0
 """Time for which a session waits for a server that restarts, in seconds."""
-
 _READ_CONNECT_TIMEOUT_S = 3
 """Timeout of connecting to a server to read, in seconds: somebody waits for the answer."""
 _ANNOUNCED_S = 1.0
@@ -479,7 +471,6 @@ def _close_files() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Leave what is still open to the parent process."""
     _left.extend(_connections)
     _connections.clear()
     for engine in list(_engines):
@@ -671,7 +662,6 @@ def translated_errors(location: Location) -> Iterator[None]:
 
 
 def _masked(text: str, location: Location) -> str:
-    """Return the text of a driver's error without the secrets of the location."""
     return text if isinstance(location, Path) else masked_message(location.masked(text))
 
 
@@ -762,8 +752,7 @@ _LOCK_KEY = 0x6175746F74696C65
 def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE_TIMEOUT_S) -> None:
     """Create the tables, or run the migrations that an older database lacks, in one transaction.
 
-    Of several processes at the same time, one does it, and the others wait for it, for up to ``timeout_s``; on a server
-    that is the timeout of each statement, too.
+    Others wait for it for up to ``timeout_s``, which on a server is the timeout of each of its statements, too.
     """
     with engine.connect() as connection:
         if is_current(connection, location):

@@ -316,7 +316,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
                 connection.close()
 
     def _take(self, connection: Connection, keys: Sequence[str], room: int | None = None) -> Claimed:
-        """Claim configurations in a transaction, see `claim`."""
         now = _lock(connection, self.study_id, _LOCK_UNFLUSHED)
         mine = {"study": self.study_id, "owner": self._owner, "now": now, "until": now + LEASE_S}
         if _is_server(connection):

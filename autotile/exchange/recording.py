@@ -96,7 +96,6 @@ def _damaged(path: Path, problem: str) -> RecordingError:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a recording; a `RecordingError` if it is no archive that can be read."""
     with ExitStack() as stack:
         try:
             archive = stack.enter_context(open_archive(path, MAX_BYTES))
@@ -168,7 +167,6 @@ class RecordingHeader:
     """None if an imported result names an unknown GPU."""
     driver: Name = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the measurement."""
     valid_configs: Whole = 0
     """Number of valid configurations in the whole space; 0 if unknown."""
     chosen: Text = "all"

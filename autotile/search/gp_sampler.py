@@ -587,7 +587,6 @@ class FeasibleGPSampler(RowSampler):
             self._record_end(row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     def _record_begin(self, row: int) -> None:
-        """Record that the trial of a row begins."""
         if self._prior is not None and row in self._guided:
             self._apart[row] = None
         elif self._prior is not None:
@@ -595,7 +594,6 @@ class FeasibleGPSampler(RowSampler):
         self._measured[row] = self._history.begin(row)
 
     def _record_end(self, row: int, result: Result, error: float) -> None:
-        """Record the result of a trial that began."""
         if row in self._shared:
             self._unguided.end(self._shared[row], result, error)
         elif self._prior is not None:
@@ -613,7 +611,6 @@ class FeasibleGPSampler(RowSampler):
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
     def _next(self, study: Study, rng: Draws) -> int:
-        """Return the row to propose."""
         turn = len(self._offered)
         if self._prior is None or self._is_guided(turn):
             return self._propose(study, rng, turn, guided=self._prior is not None)
@@ -734,6 +731,5 @@ def _is_starting(history: History) -> bool:
 
 
 def _weights(study: Study, rng: Draws) -> Floats:
-    """Draw the weights of the objectives."""
     objectives = len(study.directions)
     return rng().dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)
