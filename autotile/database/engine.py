@@ -513,17 +513,16 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
 
 
 def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool) -> Engine:
+    url = location.reveal()
+    limit_s, network, set_up = _server_limits(url, timeout_s, readonly=readonly)
     try:
-        url = location.reveal()
-        engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s, readonly=readonly))
+        engine = create_engine(url, **_JSON_CODEC, connect_args=network)
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
         raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
     except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
-    set_up = _session_settings(url, timeout_s, readonly=readonly)
     _engines.add(engine)
-    limit_s = _connect_limit(url, timeout_s, readonly=readonly)
     announced = location if timeout_s >= LOCK_TIMEOUT_S else None  # a command, rather than a program that is served
 
     @event.listens_for(engine, "do_connect")
@@ -589,39 +588,30 @@ def _announced(location: ServerLocation | None, limit_s: Any) -> Iterator[None]:
         yield
 
 
-def _connection_timeouts(url: URL, timeout_s: float, *, readonly: bool = False) -> dict[str, int]:
-    """Return the parameters of libpq that limit waiting for the network: those of the URL stay.
+def _server_limits(url: URL, timeout_s: float, *, readonly: bool) -> tuple[int, dict[str, int], str]:
+    """Return the limit of connecting in seconds, parameters of libpq, and a statement that sets a connection up.
 
-    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+    What the URL states stays. Startup options in place of the statement would be refused by some connection poolers.
     """
-    if url.get_driver_name() not in ("psycopg", "psycopg2"):
-        return {}
-    timeouts = {
-        "connect_timeout": _connect_limit(url, timeout_s, readonly=readonly),
+    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
+    stated = str(url.query.get("connect_timeout", ""))
+    limit_s = int(stated) if stated.isdecimal() and int(stated) else max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s))
+    network = {  # https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+        "connect_timeout": limit_s,
         "tcp_user_timeout": math.ceil(1000 * timeout_s),
         "keepalives_idle": max(1, math.ceil(timeout_s / 2)),
         "keepalives_interval": max(1, math.ceil(timeout_s / 2 / _KEEPALIVES)),
         "keepalives_count": _KEEPALIVES,
     }
-    return {name: value for name, value in timeouts.items() if name not in url.query}
-
-
-def _connect_limit(url: URL, timeout_s: float, *, readonly: bool) -> int:
-    """Return the time limit of connecting in seconds, which the URL may state; libpq takes whole seconds."""
-    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
-    stated = str(url.query.get("connect_timeout", ""))
-    return int(stated) if stated.isdecimal() and int(stated) else max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s))
-
-
-def _session_settings(url: URL, timeout_s: float, *, readonly: bool) -> str:
-    """Return a statement that configures a connection; startup options would be refused by some connection poolers."""
+    uses_libpq = url.get_driver_name() in ("psycopg", "psycopg2")
     timeout_ms = str(math.ceil(1000 * timeout_s))
     settings = {"statement_timeout": timeout_ms, "lock_timeout": timeout_ms, "jit": "off"}  # it takes 60 ms to begin
     if readonly:
         settings["plan_cache_mode"] = "force_generic_plan"
     options = str(url.query.get("options", ""))
     calls = (f"set_config('{name}', '{value}', false)" for name, value in settings.items() if name not in options)
-    return f"SELECT {', '.join(calls) or 1}"
+    parameters = {name: value for name, value in network.items() if uses_libpq and name not in url.query}
+    return limit_s, parameters, f"SELECT {', '.join(calls) or 1}"
 
 
 @contextmanager
