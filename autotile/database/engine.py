@@ -486,8 +486,7 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
 
     On a server, ``timeout_s`` is the timeout of connecting (at least 2 s), of each statement and of each lock; a
     connection over which nothing comes back for as long counts as lost. Statements of look-ups, ``readonly``, are
-    planned once a connection there: planning the view of the best results takes ten times as long as reading it. It is
-    a `DatabaseError` if the driver of the server is not installed.
+    planned once a connection there. It is a `DatabaseError` if the driver of the server is not installed.
     """
     if not isinstance(location, Path):
         return _server_engine(location, timeout_s, readonly=readonly)

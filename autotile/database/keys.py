@@ -145,10 +145,7 @@ def library_key(
 def space_hash(spec: KernelSpec) -> str:
     """Return the hash of the parts of a search space that give a measured configuration its meaning.
 
-    These are the entry points, the launches, the arguments, the reference, the options, and the names of parameters and
-    sizes. The values, the rules, the limits, the default and the estimates of static shared memory and registers are
-    not part of the hash: they only determine which configurations are tried, so changing them must not invalidate
-    earlier measurements. Spaces and redundant parentheses in expressions do not change it.
+    docs/internals.md lists them. Spaces and redundant parentheses in expressions do not change it.
     """
 
     def launch(step: Step) -> dict[str, Any]:

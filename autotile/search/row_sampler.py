@@ -137,10 +137,8 @@ _BEST_WITH_NEIGHBOURS = 3
 def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.random.Generator) -> Rows:
     """Return the rows that a model evaluates, ascending: all of a small space, of a large one a sample.
 
-    Half of the sample are rows near the best ones; the others are drawn uniformly, so that every region can be reached.
-    The more trials, the smaller the sample.
-
-    ``best`` holds the best rows, at least one, the best first; those of ``tried`` need not be evaluated.
+    ``best`` holds the best rows, at least one, the best first, near which half of the sample are; those of ``tried``
+    need not be evaluated.
     """
     count = len(candidates.space)
     limit = min(max(_MAX_PAIRS // max(1, len(tried)), _MIN_EVALUATED_ROWS), _MAX_EVALUATED_ROWS)
