@@ -67,7 +67,7 @@ _INHERITED = 16
 """Claims that a session takes over at once, at most."""
 
 _FILE_KEYS = "json_each(:keys)"
-_SERVER_KEYS = "unnest(CAST(:keys AS text[])) AS listed(value)"
+_SERVER_KEYS = "json_array_elements_text(CAST(:keys AS json)) AS listed(value)"
 """Table of the listed keys of configurations, in its column ``value``."""
 _CLAIM = (
     "INSERT INTO claims (study_id, config_key, owner, expires_at) SELECT :study, value, :owner, :until FROM {} "
@@ -317,16 +317,17 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _take(self, connection: Connection, keys: Sequence[str], room: int | None = None) -> Claimed:
         now = _lock(connection, self.study_id, _LOCK_UNFLUSHED)
-        mine = {"study": self.study_id, "owner": self._owner, "now": now, "until": now + LEASE_S}
+        own = {"study": self.study_id, "owner": self._owner, "keys": encode_json(keys)}
+        mine = {**own, "now": now, "until": now + LEASE_S}
         if _is_server(connection):
-            where = {**mine, "keys": list(keys), "run": self.run_id, "first": self._looked_at(connection)}
+            where = {**mine, "run": self.run_id, "first": self._looked_at(connection)}
             claimed, numbers, newest, found, held_ids = run_text(connection, _CLAIM_AND_LOOK, where)[0]
             granted = dict(zip(claimed, numbers, strict=True))
             self._note(connection, newest, found)
             if len(granted) < len(keys):  # what is left to another session must still be its own after a crash
                 run_text(connection, _FLUSHED, {})
         else:
-            granted = dict(run_text(connection, _CLAIM_IN_FILE, {**mine, "keys": encode_json(keys)}))
+            granted = dict(run_text(connection, _CLAIM_IN_FILE, mine))
             self._look(connection)  # after the claim: a trial that was stored until then is seen
             held_ids = [row[0] for row in run_text(connection, _OTHERS, mine)]
         for key in keys:
@@ -384,10 +385,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """End claims; return those that there were."""
         if not keys:
             return set()
-        on_server = _is_server(connection)
-        statement = _RELEASE_ON_SERVER if on_server else _RELEASE_IN_FILE
-        listed = list(keys) if on_server else encode_json(keys)
-        where = {"study": self.study_id, "owner": self._owner, "keys": listed}
+        statement = _RELEASE_ON_SERVER if _is_server(connection) else _RELEASE_IN_FILE
+        where = {"study": self.study_id, "owner": self._owner, "keys": encode_json(keys)}
         return {row[0] for row in run_text(connection, statement, where)}
 
     def _renew(self) -> None:

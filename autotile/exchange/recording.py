@@ -429,12 +429,11 @@ def list_recordings(folders: Sequence[Path]) -> list[RecordingFile]:
 
 def find_recording(folders: Sequence[Path], kernel: str, sizes: Mapping[str, int], dtype: str) -> RecordingFile | None:
     """Return the newest recording of a problem; None if there is none."""
+    wanted = Problem(kernel, dict(sizes), dtype)
     matching = [
         (found.header.created_at, number, found)
         for number, found in enumerate(list_recordings(folders))
-        if found.header is not None
-        and (found.header.key.kernel, dict(found.header.key.sizes), found.header.key.dtype)
-        == (kernel, dict(sizes), dtype)
+        if found.header is not None and found.header.problem == wanted
     ]
     return max(matching)[-1] if matching else None
 
