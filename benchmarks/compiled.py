@@ -131,21 +131,12 @@ class Bench:
     def trial(self, row: int) -> Trial:
         """Return the recorded trial of a row."""
         if row not in self._trials:
-            result, device = self._recording.result(int(self._row_of[row])), self._recording.header.device
+            result, device = self._recording.trial(int(self._row_of[row])), self._recording.header.device
             assert result.resources is not None
             assert device is not None
-            config = self.space.config(row)
-            geometry = launch_geometry(self._spec, config, self._recording.header.key.sizes, device)
-            self._trials[row] = Trial(
-                config,
-                result.outcome,
-                result.reason,
-                result.stage,
-                geometry,
-                result.resources,
-                compiled_occupancy(geometry, result.resources, device),
-                result.measurement,
-            )
+            geometry = launch_geometry(self._spec, result.config, self._recording.header.key.sizes, device)
+            occupancy = compiled_occupancy(geometry, result.resources, device)
+            self._trials[row] = replace(result, geometry=geometry, occupancy=occupancy)
         return self._trials[row]
 
     def reached(self, times_us: list[float]) -> list[float]:

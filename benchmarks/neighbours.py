@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config, Problem, Trial, config_key
+from autotile.core.model import Config, Problem, config_key
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import key_of
@@ -128,18 +128,6 @@ class Recorded:
             raise SystemExit(f"{self.problem} has no estimates")
         return float(self.times_us[self.recording.ok][int(np.argmin(found.time_us))])
 
-    def trial(self, row: int) -> Trial:
-        """Return a recorded result as a trial."""
-        found = self.recording.result(row)
-        return Trial(
-            self.recording.config(row),
-            found.outcome,
-            found.reason,
-            found.stage,
-            resources=found.resources,
-            measurement=found.measurement,
-        )
-
 
 def cells_of(name: str, *, trials: int, seeds: int, together: int) -> Iterator[dict[str, Any]]:
     """Yield a cell for each set of tuned problems of a kernel and each other problem."""
@@ -191,7 +179,7 @@ def tune(path: Path, problem: Recorded, trials: int, seed: int) -> Config:
     device = structs.replace(problem.device, source="cuda")
     key = key_of(problem.kernel, problem.problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     with Database.open(path) as database:
-        searched, finals = map(problem.trial, drawn.tolist()), map(problem.trial, ranked)
+        searched, finals = map(problem.recording.trial, drawn.tolist()), map(problem.recording.trial, ranked)
         database.add_run(key, searched, sampler="random", device=device)
         database.add_run(key, finals, sampler="random", phase="final", is_ranked=True)
     return recording.config(ranked[0])

@@ -15,7 +15,8 @@ from pathlib import Path
 
 _START_S = 60.0
 _SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=")
-TEST_SETTINGS = ("fsync=off", "shared_buffers=16MB")
+TEST_SETTINGS = ("fsync=off", "shared_buffers=16MB", "wal_writer_delay=10s")
+"""The last one lets a crash undo commits that did not wait for the disk."""
 
 
 def programs_folder() -> Path | None:

@@ -127,8 +127,8 @@ def _trial(
     recorded: Recording, kernel: Kernel, device: DeviceProperties, row: int, *, heat: float, rng: np.random.Generator
 ) -> Trial:
     problem = recorded.header.problem
-    result, config = recorded.result(row), recorded.config(row)
-    geometry = LaunchPlan.of(kernel.spec, config, problem.sizes, device).main.geometry
+    result = recorded.trial(row)
+    geometry = LaunchPlan.of(kernel.spec, result.config, problem.sizes, device).main.geometry
     resident = None
     if result.resources is not None:
         smem_bytes = result.resources.static_smem_bytes + geometry.dynamic_smem_bytes
@@ -143,15 +143,10 @@ def _trial(
         "energy_mj": float(1e-3 * (result.measurement.time_us if result.measurement else 1.0) * (480 + 40 * heat)),
         "output_digest": "8f1c02-77ab19",
     }
-    return Trial(
-        config=config,
-        outcome=result.outcome,
-        reason=result.reason,
-        stage=result.stage,
+    return replace(
+        result,
         geometry=geometry,
-        resources=result.resources,
         occupancy=resident,
-        measurement=result.measurement,
         seconds={"compile": 1.2, "verify": 0.1, "measure": 0.2},
         telemetry=telemetry if result.measurement is not None else {},
     )

@@ -161,19 +161,17 @@ class MergedStudy:
     ratio: Interval
     """Time of the slower over time of the faster of the two."""
     decision: Literal["kept", "taken", "unresolved", "refused"]
-    """``kept``: the configuration that was served already is faster. ``taken``: the faster one of another database is
-    served now. ``unresolved``: the intervals of the times overlap, so the newest session's is served. ``refused``: the
-    faster one has failed verification once, and is not served."""
+    """The newest session's is served: it is faster, the intervals of the times overlap, or the faster one has failed
+    verification once. Or the faster one is ``taken``."""
 
 
 def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list[CopiedRows], list[MergedStudy]]:
     """Copy everything that the sources hold into the target, and choose what it serves where winners differ.
 
-    No trial is lost or duplicated. Of several winners of a study, the fastest is served if the intervals of the times
-    tell it from the one that would be served otherwise, that of the newest session. Sessions of one database are in the
-    order of recording. Those of several can be ordered only by date: a date that has yet to come, by a clock that was
-    ahead, counts as the oldest. Return the rows that were new, one entry per source, and the studies for which the
-    databases named different winners.
+    Of several winners of a study, the fastest is served if the intervals of the times tell it from the one that would
+    be served otherwise, that of the newest session: by the order of recording in one database, by date in several.
+    Return the rows that were new, one entry per source, and the studies for which the databases named different
+    winners.
     """
     winners: dict[str, list[StoredBest]] = {}
     for best in (best for database in (target, *sources) for best in database.best()):
@@ -360,10 +358,7 @@ def clean_database(
     A trial is selected if it was recorded before a moment, on another GPU than those to keep, or for another version of
     its kernel than the template hash and space hash by the kernel's name. The best of each study, and verdicts on
     configurations that are not ranked, without which a wrong one could be served, are deleted only with ``winners``.
-    Trials of a run that may still be going are kept.
-
-    Sessions go on meanwhile: a transaction deletes a few hundred trials of a study, so that nobody waits long for it.
-    If it is interrupted, some studies have been cleaned; the rest is cleaned by the same call.
+    Trials of a run that may still be going are kept. An interrupted call is repeated.
     """
     limit = stored_moment(before) if before else ""
     cleaned = []

@@ -60,7 +60,6 @@ from autotile.database.engine import (
     open_connections,
     open_engine,
     parse_location,
-    schema_revision,
     set_aside,
     stored_moment,
     translated_errors,
@@ -399,9 +398,8 @@ def finish_run(connection: Connection, run_id: int, summary: Mapping[str, Any]) 
 def _study_counts() -> Iterator[Label[Any]]:
     """Yield the numbers of runs and of configurations of a study, and the time of its newest trial.
 
-    A configuration is ok if its newest trial is, as in `standing_trials`. A run tries no configuration twice. So the
-    trials of a study with one run are counted in the indexes, if its finals refused none: to compare configurations,
-    each row of the table would have to be read.
+    A configuration is ok if its newest trial is, as in `standing_trials`. The trials of a study with one run, which
+    tries none twice, are counted in the indexes, if its finals refused none.
     """
 
     def count(*conditions: ColumnElement[bool]) -> ScalarSelect[int]:
@@ -455,8 +453,7 @@ _BEST_ROWS = (
     .join(RUNS, RUNS.c.id == TRIALS.c.run_id)
     .order_by(TRIALS.c.id.desc())
 )
-"""Best trial of each study with its study and its run, the one first that was recorded last: dates depend on the clocks
-of the machines. A statement of so many columns takes longer to build than to run."""
+"""Best trial of each study with its study and its run, newest first. Made once, which takes longer than to run it."""
 
 
 def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRowError]) -> StoredBest | None:
@@ -569,7 +566,6 @@ class Database(AbstractContextManager["Database"]):
         try:
             with fork_guard.use(), translated_errors(parsed), engine.connect() as connection:
                 current = is_current(connection, parsed)
-                revision = schema_revision(connection, parsed)
         except BaseException as error:
             engine.dispose()
             if isinstance(error, DamagedDatabaseError) and isinstance(parsed, Path) and not open_connections(parsed):
@@ -578,7 +574,7 @@ class Database(AbstractContextManager["Database"]):
         if current:
             return cls(engine, parsed, readonly=True)
         engine.dispose()
-        if revision is None:
+        if current is None:
             return None
         if not upgrade:
             raise DatabaseError(

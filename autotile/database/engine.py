@@ -1,7 +1,4 @@
-"""The database itself: its tables, connections to it, and upgrades: an SQLite file, or a PostgreSQL server of a team.
-
-A test compares the tables with what the migrations leave.
-"""
+"""The database itself, an SQLite file or a PostgreSQL server of a team: its tables, connections and upgrades."""
 
 from __future__ import annotations
 
@@ -149,8 +146,7 @@ CLAIMS = _table(
     Column("expires_at", Float(53), nullable=False),
     UniqueConstraint("study_id", "config_key", name="one_claim_a_configuration"),
 )
-"""One row for each configuration that a session is trying; ``expires_at`` is in seconds since 1970. After that another
-session may try it."""
+"""One row for each configuration that a session is trying; ``expires_at`` is in seconds since 1970."""
 
 MISSES = _table(
     "misses",
@@ -171,7 +167,7 @@ FAMILIES = _table(
     Index("families_by_kernel", "kernel"),
 )
 """One row for each family of problems and device: ``key`` is a `TuningKey` without sizes, ``progress`` is null if no
-tuning is unfinished, ``rule`` is null before the first rule is learned."""
+tuning is unfinished, ``rule`` before the first is learned."""
 
 MODELS = _table(
     "models",
@@ -221,16 +217,12 @@ def now_text() -> str:
 
 
 LOCK_TIMEOUT_S = 30.0
-"""Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond.
-
-On a server it is also the timeout of connecting and of each statement."""
-
+"""Timeout of a writer waiting for others, in seconds; each holds the lock for well under a millisecond. On a server it
+is also the timeout of connecting and of each statement."""
 _MAX_SHOWN_PATH = 60
 """Characters of a path that a message shows if the path is too long for the file system."""
-
 RESTART_S = 60.0
 """Time for which a session waits for a server that restarts, in seconds."""
-
 _READ_CONNECT_TIMEOUT_S = 3
 """Timeout of connecting to a server to read, in seconds: somebody waits for the answer."""
 _ANNOUNCED_S = 1.0
@@ -479,7 +471,6 @@ def _close_files() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Leave what is still open to the parent process."""
     _left.extend(_connections)
     _connections.clear()
     for engine in list(_engines):
@@ -495,8 +486,7 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
 
     On a server, ``timeout_s`` is the timeout of connecting (at least 2 s), of each statement and of each lock; a
     connection over which nothing comes back for as long counts as lost. Statements of look-ups, ``readonly``, are
-    planned once a connection there: planning the view of the best results takes ten times as long as reading it. It is
-    a `DatabaseError` if the driver of the server is not installed.
+    planned once a connection there. It is a `DatabaseError` if the driver of the server is not installed.
     """
     if not isinstance(location, Path):
         return _server_engine(location, timeout_s, readonly=readonly)
@@ -522,23 +512,40 @@ def open_engine(location: Location, timeout_s: float = LOCK_TIMEOUT_S, *, readon
 
 
 def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool) -> Engine:
+    url = location.reveal()
+    limit_s, network, set_up = _server_limits(url, timeout_s, readonly=readonly)
     try:
-        url = location.reveal()
-        engine = create_engine(url, **_JSON_CODEC, connect_args=_connection_timeouts(url, timeout_s, readonly=readonly))
+        engine = create_engine(url, **_JSON_CODEC, connect_args=network)
     except ModuleNotFoundError as error:
         package = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary"}.get(error.name or "", error.name)
         raise DatabaseError(f"{location} needs the Python package {error.name!r}: pip install '{package}'") from None
     except (ArgumentError, TypeError, ValueError) as error:  # a query parameter that the driver does not take
         raise DatabaseError(f"database {location}: {_masked(str(error), location)}") from None
-    set_up = _session_settings(url, timeout_s, readonly=readonly)
     _engines.add(engine)
-    limit_s = _connect_limit(url, timeout_s, readonly=readonly)
     announced = location if timeout_s >= LOCK_TIMEOUT_S else None  # a command, rather than a program that is served
 
     @event.listens_for(engine, "do_connect")
     def connect(dialect: Dialect, _: object, arguments: list[Any], parameters: dict[str, Any]) -> DBAPIConnection:
+        """Connect, and set the connection up: a pooler connects to no server before the first statement."""
+        is_cut = threading.Event()
+
+        def cut() -> None:  # libpq has no limit of waiting for an answer while the server's network answers
+            with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+                is_cut.set()
+                duplicate.shutdown(socket.SHUT_RDWR)
+
         with _announced(announced, parameters.get("connect_timeout")):
-            return dialect.connect(*arguments, **parameters)
+            connection: Any = dialect.connect(*arguments, **parameters)
+            try:
+                with _timer(limit_s, cut), closing(connection.cursor()) as cursor:
+                    cursor.execute(set_up)
+                    connection.commit()
+            except dialect.loaded_dbapi.Error as error:
+                if is_cut.is_set():
+                    message = f"no answer to the first statement for {limit_s} s: {_REMEDIES['ConnectionTimeout']}"
+                    raise dialect.loaded_dbapi.OperationalError(message) from error
+                raise
+        return connection  # type: ignore[no-any-return]
 
     @event.listens_for(engine, "checkin")
     def note_use(_: object, record: ConnectionPoolEntry) -> None:
@@ -552,26 +559,6 @@ def _server_engine(location: ServerLocation, timeout_s: float, *, readonly: bool
                 engine.dialect.do_ping(connection)
             except engine.dialect.loaded_dbapi.Error as error:
                 raise DisconnectionError from error
-
-    @event.listens_for(engine, "connect", insert=True)  # before the statements with which SQLAlchemy begins
-    def configure(connection: Any, _: object) -> None:
-        """Set the connection up; its first answer counts as a part of connecting, as a pooler connects to no server."""
-        is_cut = threading.Event()
-
-        def cut() -> None:  # libpq has no limit of waiting for an answer while the server's network answers
-            with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-                is_cut.set()
-                duplicate.shutdown(socket.SHUT_RDWR)
-
-        try:
-            with _announced(announced, limit_s), _timer(limit_s, cut), closing(connection.cursor()) as cursor:
-                cursor.execute(set_up)
-                connection.commit()
-        except engine.dialect.loaded_dbapi.Error as error:
-            if is_cut.is_set():
-                message = f"no answer to the first statement for {limit_s} s: {_REMEDIES['ConnectionTimeout']}"
-                raise engine.dialect.loaded_dbapi.OperationalError(message) from error
-            raise
 
     return engine
 
@@ -600,39 +587,30 @@ def _announced(location: ServerLocation | None, limit_s: Any) -> Iterator[None]:
         yield
 
 
-def _connection_timeouts(url: URL, timeout_s: float, *, readonly: bool = False) -> dict[str, int]:
-    """Return the parameters of libpq that limit waiting for the network: those of the URL stay.
+def _server_limits(url: URL, timeout_s: float, *, readonly: bool) -> tuple[int, dict[str, int], str]:
+    """Return the limit of connecting in seconds, parameters of libpq, and a statement that sets a connection up.
 
-    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+    What the URL states stays. Startup options in place of the statement would be refused by some connection poolers.
     """
-    if url.get_driver_name() not in ("psycopg", "psycopg2"):
-        return {}
-    timeouts = {
-        "connect_timeout": _connect_limit(url, timeout_s, readonly=readonly),
+    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
+    stated = str(url.query.get("connect_timeout", ""))
+    limit_s = int(stated) if stated.isdecimal() and int(stated) else max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s))
+    network = {  # https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+        "connect_timeout": limit_s,
         "tcp_user_timeout": math.ceil(1000 * timeout_s),
         "keepalives_idle": max(1, math.ceil(timeout_s / 2)),
         "keepalives_interval": max(1, math.ceil(timeout_s / 2 / _KEEPALIVES)),
         "keepalives_count": _KEEPALIVES,
     }
-    return {name: value for name, value in timeouts.items() if name not in url.query}
-
-
-def _connect_limit(url: URL, timeout_s: float, *, readonly: bool) -> int:
-    """Return the time limit of connecting in seconds, which the URL may state; libpq takes whole seconds."""
-    connect_s = min(timeout_s, _READ_CONNECT_TIMEOUT_S) if readonly else timeout_s
-    stated = str(url.query.get("connect_timeout", ""))
-    return int(stated) if stated.isdecimal() and int(stated) else max(_MIN_CONNECT_TIMEOUT_S, math.ceil(connect_s))
-
-
-def _session_settings(url: URL, timeout_s: float, *, readonly: bool) -> str:
-    """Return a statement that configures a connection; startup options would be refused by some connection poolers."""
+    uses_libpq = url.get_driver_name() in ("psycopg", "psycopg2")
     timeout_ms = str(math.ceil(1000 * timeout_s))
     settings = {"statement_timeout": timeout_ms, "lock_timeout": timeout_ms, "jit": "off"}  # it takes 60 ms to begin
     if readonly:
         settings["plan_cache_mode"] = "force_generic_plan"
     options = str(url.query.get("options", ""))
     calls = (f"set_config('{name}', '{value}', false)" for name, value in settings.items() if name not in options)
-    return f"SELECT {', '.join(calls) or 1}"
+    parameters = {name: value for name, value in network.items() if uses_libpq and name not in url.query}
+    return limit_s, parameters, f"SELECT {', '.join(calls) or 1}"
 
 
 @contextmanager
@@ -673,7 +651,6 @@ def translated_errors(location: Location) -> Iterator[None]:
 
 
 def _masked(text: str, location: Location) -> str:
-    """Return the text of a driver's error without the secrets of the location."""
     return text if isinstance(location, Path) else masked_message(location.masked(text))
 
 
@@ -764,17 +741,16 @@ _LOCK_KEY = 0x6175746F74696C65
 def ensure_schema(engine: Engine, location: Location, timeout_s: float = UPGRADE_TIMEOUT_S) -> None:
     """Create the tables, or run the migrations that an older database lacks, in one transaction.
 
-    Of several processes at the same time, one does it, and the others wait for it, for up to ``timeout_s``; on a server
-    that is the timeout of each statement, too.
+    Others wait for it for up to ``timeout_s``, which on a server is the timeout of each of its statements, too.
     """
     with engine.connect() as connection:
         if is_current(connection, location):
             return
     with engine.execution_options(**WRITE_OPTIONS).connect() as connection, _turn(connection, timeout_s):
-        if is_current(connection, location):  # another process was first
-            return
-        if schema_revision(connection, location) is not None:
-            _migrate(connection)
+        found = is_current(connection, location)  # another process may have been first
+        if found is not None:
+            if not found:
+                _migrate(connection)
             return
         # What the migrations would leave, without loading Alembic, which takes longer than the rest.
         # A condition that was declared with the index would import all drivers of PostgreSQL in every process.
@@ -823,8 +799,8 @@ def _turn(connection: Connection, timeout_s: float) -> Iterator[None]:
         file.close()
 
 
-def is_current(connection: Connection, location: Location) -> bool:
-    """Return True if the database has the current schema, False if it is empty or older; anything else is an error."""
+def is_current(connection: Connection, location: Location) -> bool | None:
+    """Return True if the database has the current schema, False if it is older, None if it is empty, else raise."""
 
     def execute(statement: str) -> Any:
         return connection.exec_driver_sql(statement).all()
@@ -841,7 +817,7 @@ def is_current(connection: Connection, location: Location) -> bool:
             raise DatabaseError(
                 f"{location} belongs to another program (it has a table {foreign[0]!r}): name another database"
             )
-        return False
+        return None
     if revision > SCHEMA_REVISION:
         raise DatabaseError(
             f"{location} was written by a newer autotile (schema {revision}; this version knows {SCHEMA_REVISION}): "

@@ -58,6 +58,7 @@ class TuningKey(msgspec.Struct, frozen=True):
             compute_capability=device.compute_capability,
             sm_count=device.sm_count,
             smem_per_block_optin_bytes=device.smem_per_block_optin_bytes,
+            source="replayed" if device.source == "replayed" else "cuda",
             **others,
         )
 
@@ -111,7 +112,6 @@ def key_of(
         options=kernel.spec.options,
         nvrtc_version=nvrtc_version,
         l2_mode=l2_mode,
-        source="replayed" if device.source == "replayed" else "cuda",
     )
 
 
@@ -139,17 +139,13 @@ def library_key(
         options=(),
         nvrtc_version=nvrtc_version,
         l2_mode=l2_mode,
-        source="replayed" if device.source == "replayed" else "cuda",
     )
 
 
 def space_hash(spec: KernelSpec) -> str:
     """Return the hash of the parts of a search space that give a measured configuration its meaning.
 
-    These are the entry points, the launches, the arguments, the reference, the options, and the names of parameters and
-    sizes. The values, the rules, the limits, the default and the estimates of static shared memory and registers are
-    not part of the hash: they only determine which configurations are tried, so changing them must not invalidate
-    earlier measurements. Spaces and redundant parentheses in expressions do not change it.
+    docs/internals.md lists them. Spaces and redundant parentheses in expressions do not change it.
     """
 
     def launch(step: Step) -> dict[str, Any]:
@@ -201,18 +197,12 @@ L2_TEXTS: Mapping[L2Mode, str] = MappingProxyType({"cold": "", "hot": " hot L2",
 """How launches were repeated, as it follows the problem."""
 
 
-def key_text(key: TuningKey) -> str:
-    """Return sizes and dtype as text, and how launches were repeated if it is not the default."""
-    return f"{sizes_text(key.sizes)} {key.dtype}{L2_TEXTS[key.l2_mode]}"
-
-
 STUDY_HEADINGS = ("kernel", "problem", "device")
-"""Headings of the columns of `study_columns`."""
 
 
 def study_columns(key: TuningKey) -> tuple[str, str, str]:
-    """Format what identifies a study for a person: kernel, problem and device."""
-    return key.kernel, key_text(key), key.device_label
+    """Format what identifies a study for a person, see `STUDY_HEADINGS`."""
+    return key.kernel, f"{sizes_text(key.sizes)} {key.dtype}{L2_TEXTS[key.l2_mode]}", key.device_label
 
 
 def study_document(key: TuningKey) -> dict[str, Any]:

@@ -1,13 +1,7 @@
 """Knowledge in the database: rules of families, models of time of operations, ceilings of GPUs, and what misses cost.
 
 Of each there is one row, the newest, which is found by what it is of. What was learned on this machine is served in
-place of what ships.
-
-A miss is a call of a problem for which no exact result was stored. If the problem has been tuned since, its study gives
-the cost: time of the configuration that was served, minus time of the winner. Otherwise the cost is estimated. The time
-of a call is that of the nearest tuned problem, scaled by the work. The fraction of it that is lost is the mean of what
-the same kind of fallback loses at the tuned problems, each of which in turn is served as if it were not tuned. There is
-no estimate if too little is tuned.
+place of what ships. A miss is a call of a problem for which no exact result was stored.
 """
 
 from __future__ import annotations
@@ -196,14 +190,11 @@ class MissCost:
 
 @dataclass(frozen=True, slots=True)
 class StudyTimes:
-    """Times of one problem's configurations."""
+    """Standing time of each successful configuration of a problem, by `config_key`; ``best`` is the winner's."""
 
     key: TuningKey
     best: str
-    """`config_key` of the winner."""
     times_us: Mapping[str, float]
-    """Newest time of each successful configuration, by `config_key`; a time of the finals precedes one of the search.
-    """
 
     def loss(self, config: str) -> float | None:
         """Return the time of a configuration over the winner's, minus 1, at least 0; None if it was not measured."""
@@ -214,7 +205,8 @@ class StudyTimes:
 def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], MissCost | None]:
     """Return a function that gives the cost of one call of a missed problem of a kernel; None if too little is tuned.
 
-    The costs are by the studies and the rules of the kernel's current version.
+    The costs are by the studies and the rules of the kernel's current version; docs/serving.md says how they are
+    estimated if the problem has not been tuned since.
     """
     version, work, default = (kernel.source_hash, space_hash(kernel.spec)), kernel.spec.work, kernel.spec.default
     rules = [one for one in database.rules(kernel.name) if (one.key.template_hash, one.key.space_hash) == version]

@@ -67,7 +67,7 @@ _INHERITED = 16
 """Claims that a session takes over at once, at most."""
 
 _FILE_KEYS = "json_each(:keys)"
-_SERVER_KEYS = "unnest(CAST(:keys AS text[])) AS listed(value)"
+_SERVER_KEYS = "json_array_elements_text(CAST(:keys AS json)) AS listed(value)"
 """Table of the listed keys of configurations, in its column ``value``."""
 _CLAIM = (
     "INSERT INTO claims (study_id, config_key, owner, expires_at) SELECT :study, value, :owner, :until FROM {} "
@@ -94,6 +94,8 @@ _CLAIM_AND_LOOK = (  # on a server, where each statement is a round trip, during
 _LOCK = "SELECT pg_advisory_xact_lock(:kind, :study), CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _LOCK_UNFLUSHED = _LOCK + ", set_config('synchronous_commit', 'off', true)"
 """The commit waits for no disk: a crash of the server may undo claims, and a trial is not stored twice for that."""
+_FLUSHED = "SET LOCAL synchronous_commit TO DEFAULT"
+"""The commit waits for the disk, which then holds all earlier commits, too."""
 _SERVER_TIME = "SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 _RENEW = "UPDATE claims SET expires_at = :until WHERE study_id = :study AND owner = :owner"
 _RELEASE_ALL = "DELETE FROM claims WHERE study_id = :study AND owner = :owner"
@@ -114,23 +116,20 @@ _STORED = (
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Answer to a claim."""
+    """Answer to a claim: whether this session may try each configuration, and what other sessions do."""
 
     ours: tuple[bool, ...]
-    """Whether this session may try each configuration."""
     news: Sequence[Trial]
-    """Trials that other sessions have stored since the last look, oldest first."""
+    """Trials that others have stored since the last look, oldest first."""
     others: int
-    """Number of configurations that other sessions are trying now."""
+    """Number of configurations that others are trying now."""
 
 
 class RunRecord(AbstractContextManager["RunRecord"]):
     """One run of a study: stores what a session tries, and makes sure that the database holds it.
 
-    An open SQLite file that is deleted, moved or overwritten takes further trials without an error. So the path is
-    compared with the open file after each trial, and at the end the run is read back over a new connection. If the
-    database lost the run, or cannot store a trial, the run is written to a new database beside it, or in the folder
-    for temporary files, and `RescuedRunError` is raised.
+    If the database has lost the run, or cannot store a trial, the run is written to a new database beside it, or in the
+    folder for temporary files, and `RescuedRunError` is raised.
 
     Use it in a ``with`` block after `start`: leaving the block ends the run, without a summary unless `end` gave one,
     and reads it back. The study is created if it does not exist; ``run_id`` is 0 before `start`.
@@ -166,10 +165,9 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """Configurations that other sessions have tried since this one began."""
 
     def start(self, *, shares: bool = False, **columns: Any) -> int:
-        """Record the start of the run with columns of the table ``runs``.
+        """Record the start of the run with columns of the table ``runs``; return what other sessions are trying.
 
-        Return the number of configurations that other sessions are trying. ``shares`` is whether the run shares the
-        study with others that run at the same time, see `claim`.
+        That is a number of configurations, 0 unless the run ``shares`` the study with others at the same time.
         """
         self._run = {"study_id": self.study_id, "started_at": now_text(), **columns}
 
@@ -230,8 +228,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     def add(self, *trials: Trial, phase: Phase = "search", rank: int | None = None) -> None:
         """Commit trials in one transaction; it ends the claims of those of a search.
 
-        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored. If
-        trials cannot be stored, the run is in a rescue file that the `RescuedRunError` names.
+        A trial whose claim ran out, and whose configuration another session has tried or is trying, is not stored.
         """
         rows = [{"phase": phase, "rank": rank, "created_at": now_text(), **trial_row(trial)} for trial in trials]
         self._rows += rows
@@ -258,10 +255,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             if row not in stored:
                 self._rows.remove(row)
         with self._rescuing():
-            self._database.check_in_place()
+            self._database.check_in_place()  # an open SQLite file that was replaced takes trials without an error
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Record the end of the run; the winner of its finals becomes the study's best. Errors as for `add`."""
+        """Record the end of the run; the winner of its finals becomes the study's best."""
         self._summary = summary
         self._release()
         with self._rescuing():
@@ -319,16 +316,18 @@ class RunRecord(AbstractContextManager["RunRecord"]):
                 connection.close()
 
     def _take(self, connection: Connection, keys: Sequence[str], room: int | None = None) -> Claimed:
-        """Claim configurations in a transaction, see `claim`."""
         now = _lock(connection, self.study_id, _LOCK_UNFLUSHED)
-        mine = {"study": self.study_id, "owner": self._owner, "now": now, "until": now + LEASE_S}
+        own = {"study": self.study_id, "owner": self._owner, "keys": encode_json(keys)}
+        mine = {**own, "now": now, "until": now + LEASE_S}
         if _is_server(connection):
-            where = {**mine, "keys": list(keys), "run": self.run_id, "first": self._looked_at(connection)}
+            where = {**mine, "run": self.run_id, "first": self._looked_at(connection)}
             claimed, numbers, newest, found, held_ids = run_text(connection, _CLAIM_AND_LOOK, where)[0]
             granted = dict(zip(claimed, numbers, strict=True))
             self._note(connection, newest, found)
+            if len(granted) < len(keys):  # what is left to another session must still be its own after a crash
+                run_text(connection, _FLUSHED, {})
         else:
-            granted = dict(run_text(connection, _CLAIM_IN_FILE, {**mine, "keys": encode_json(keys)}))
+            granted = dict(run_text(connection, _CLAIM_IN_FILE, mine))
             self._look(connection)  # after the claim: a trial that was stored until then is seen
             held_ids = [row[0] for row in run_text(connection, _OTHERS, mine)]
         for key in keys:
@@ -386,10 +385,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """End claims; return those that there were."""
         if not keys:
             return set()
-        on_server = _is_server(connection)
-        statement = _RELEASE_ON_SERVER if on_server else _RELEASE_IN_FILE
-        listed = list(keys) if on_server else encode_json(keys)
-        where = {"study": self.study_id, "owner": self._owner, "keys": listed}
+        statement = _RELEASE_ON_SERVER if _is_server(connection) else _RELEASE_IN_FILE
+        where = {"study": self.study_id, "owner": self._owner, "keys": encode_json(keys)}
         return {row[0] for row in run_text(connection, statement, where)}
 
     def _renew(self) -> None:

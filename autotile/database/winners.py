@@ -3,8 +3,6 @@
 Each query is stated once, as SQL text and a function of its rows. `autotile.database.database.Database.read` runs them
 on every database. `read_file` and `write_file` run them on an SQLite file of the current schema without SQLAlchemy,
 whose import takes longer than the rest of a process's first look-up; whatever else they meet they leave to `Database`.
-A view or trigger of someone else in a file would decide what is served, or change what is stored: a file must have our
-tables and our view, and nothing that acts by itself.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from itertools import islice
 from operator import itemgetter, methodcaller
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 Kind = Literal["whole", "real", "flag", "text", "moment", "reals"]
 """Type of a column: 64-bit integers, doubles, booleans, texts, times in UTC, or lists of doubles."""
 
-_CHUNK_ROWS = 1000
 _MAX_WHOLE = 2**63 - 1
 
 
@@ -35,7 +33,6 @@ class TypedColumn:
     name: str
     """Heading, with the unit at its end: ``time_us``."""
     kind: Kind
-    """Type of the values."""
     values: Sequence[Any]
     """One for each row; None where it is missing."""
 
@@ -76,9 +73,7 @@ class ColumnTable:
             else column.values
             for column in self.columns
         ]
-        rows: Iterator[tuple[Any, ...]] = zip(*cells, strict=True)
-        while chunk := list(islice(rows, _CHUNK_ROWS)):
-            writer.writerows(chunk)
+        writer.writerows(zip(*cells, strict=True))
 
     def to_arrow(self) -> pyarrow.Table:
         """Return the table as one of pyarrow; a `ToolchainError` if it is not installed."""

@@ -34,7 +34,7 @@ from autotile.core.documents import (
 )
 from autotile.core.dtypes import parse_npy
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial, Value, config_text
+from autotile.core.model import Config, Measurement, Occupancy, Outcome, Problem, Resources, Trial, Value, config_text
 from autotile.core.text import file_name
 from autotile.database.keys import TuningKey
 from autotile.database.paths import atomic_write
@@ -96,7 +96,6 @@ def _damaged(path: Path, problem: str) -> RecordingError:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a recording; a `RecordingError` if it is no archive that can be read."""
     with ExitStack() as stack:
         try:
             archive = stack.enter_context(open_archive(path, MAX_BYTES))
@@ -168,7 +167,6 @@ class RecordingHeader:
     """None if an imported result names an unknown GPU."""
     driver: Name = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the measurement."""
     valid_configs: Whole = 0
     """Number of valid configurations in the whole space; 0 if unknown."""
     chosen: Text = "all"
@@ -199,35 +197,15 @@ class RecordingLabels(msgspec.Struct):
     reason: tuple[Text, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedResult:
-    """Recorded result of one configuration."""
-
-    outcome: Outcome
-    reason: str
-    stage: str
-    resources: Resources | None
-    dynamic_smem_bytes: int
-    blocks_per_sm: int
-    occupancy: float
-    measurement: Measurement | None
-    """Time without its samples, which are not recorded."""
-    samples: int
-    """Number of timing samples."""
-    seconds: float
-    """Wall time of all stages from compilation to the last sample."""
-
-
 @dataclass(frozen=True)
 class Recording:
     """A recorded search space; its length is the number of configurations."""
 
     header: RecordingHeader
-    """Metadata."""
     codes: np.ndarray
     """Indices into each parameter's values, shape (configurations, parameters), unsigned."""
     columns: Mapping[str, np.ndarray]
-    """Arrays of shape (configurations,) by name: ``outcome``, ``time_us``, ``registers`` and so on."""
+    """Arrays of shape (configurations,) by name: ``outcome``, ``time_us``, ``samples`` (their number) and so on."""
     labels: RecordingLabels
 
     def __len__(self) -> int:
@@ -249,27 +227,33 @@ class Recording:
         codes = _codes_of(config, self._positions)
         return None if codes is None else self.rows.get(bytes(np.array(codes, self.codes.dtype)))
 
-    def lookup(self, config: Config) -> RecordedResult | None:
-        """Return the result of a configuration; None if it was not recorded."""
+    def lookup(self, config: Config) -> Trial | None:
+        """Return the trial of a configuration; None if it was not recorded."""
         row = self.row_of(config)
-        return None if row is None else self.result(row)
+        return None if row is None else self.trial(row)
 
-    def result(self, row: int) -> RecordedResult:
-        """Return the result in a row."""
+    def trial(self, row: int) -> Trial:
+        """Return the trial in a row, as far as it is recorded: without its geometry, its samples and telemetry.
+
+        Its ``seconds`` are those of all stages together, from compilation to the last sample, under ``all``.
+        """
         values = {name: column[row].item() for name, column in self.columns.items()}
-        measured = not np.isnan(values["time_us"])
+        measured, device = not np.isnan(values["time_us"]), self.header.device
         times = (values["time_us"], values["low_us"], values["high_us"])
-        return RecordedResult(
+        resources = Resources(**{name: values[name] for name in RESOURCE_COLUMNS}) if values["registers"] else None
+        occupancy = None
+        if device is not None and resources is not None:
+            warps = round(values["occupancy"] * device.max_warps_per_sm)
+            occupancy = Occupancy(values["blocks_per_sm"], warps, values["occupancy"], (), {})
+        return Trial(
+            config=self.config(row),
             outcome=self.labels.outcome[values["outcome"]],
             reason=self.labels.reason[values["reason"]],
             stage=self.labels.stage[values["stage"]],
-            resources=Resources(**{name: values[name] for name in RESOURCE_COLUMNS}) if values["registers"] else None,
-            dynamic_smem_bytes=values["dynamic_smem_bytes"],
-            blocks_per_sm=values["blocks_per_sm"],
-            occupancy=values["occupancy"],
+            resources=resources,
+            occupancy=occupancy,
             measurement=Measurement(*times, l2=self.header.key.l2_mode) if measured else None,
-            samples=values["samples"],
-            seconds=values["seconds"],
+            seconds={"all": values["seconds"]},
         )
 
     _positions = cached_property(lambda self: _positions_of(self.header.parameters))
@@ -445,12 +429,11 @@ def list_recordings(folders: Sequence[Path]) -> list[RecordingFile]:
 
 def find_recording(folders: Sequence[Path], kernel: str, sizes: Mapping[str, int], dtype: str) -> RecordingFile | None:
     """Return the newest recording of a problem; None if there is none."""
+    wanted = Problem(kernel, dict(sizes), dtype)
     matching = [
         (found.header.created_at, number, found)
         for number, found in enumerate(list_recordings(folders))
-        if found.header is not None
-        and (found.header.key.kernel, dict(found.header.key.sizes), found.header.key.dtype)
-        == (kernel, dict(sizes), dtype)
+        if found.header is not None and found.header.problem == wanted
     ]
     return max(matching)[-1] if matching else None
 

@@ -25,7 +25,6 @@ from autotile.core.model import (
     SAME_CODE,
     TIME,
     Config,
-    Occupancy,
     Outcome,
     Trial,
     config_key,
@@ -478,25 +477,12 @@ def study_without_trials(database: Database, study: StudySummary | StoredStudy) 
 
 def study_of_recording(recording: Recording, location: str) -> StudyData:
     """Return a recording as a study: each configuration is a trial, in the order of the recording."""
-    header, device, trials = recording.header, recording.header.device, []
-    for row in range(len(recording)):
-        found = recording.result(row)
-        occupancy = None
-        if device is not None and found.resources is not None:
-            warps = round(found.occupancy * device.max_warps_per_sm)
-            occupancy = Occupancy(found.blocks_per_sm, warps, found.occupancy, (), {})
-        trial = Trial(
-            config=recording.config(row),
-            outcome=found.outcome,
-            reason=found.reason,
-            stage=found.stage,
-            resources=found.resources,
-            occupancy=occupancy,
-            measurement=found.measurement,
-            seconds={"all": found.seconds},
-        )
-        trials.append(StoredTrial(row + 1, 0, 0, "search", None, header.created_at, trial))
-    return StudyData(header.key, device, location, (), tuple(trials), (), valid=header.valid_configs)
+    header = recording.header
+    trials = tuple(
+        StoredTrial(row + 1, 0, 0, "search", None, header.created_at, recording.trial(row))
+        for row in range(len(recording))
+    )
+    return StudyData(header.key, header.device, location, (), trials, (), valid=header.valid_configs)
 
 
 _EXAMPLES = 3

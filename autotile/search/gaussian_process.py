@@ -1,7 +1,4 @@
-"""Gaussian process regression over configurations: their coordinates, the process, and its fit.
-
-The kernel is Matern-5/2; observations are added one at a time.
-"""
+"""Gaussian process regression over configurations: their coordinates, the process, and its fit."""
 
 from __future__ import annotations
 
@@ -79,25 +76,21 @@ def positions(values: Sequence[Value]) -> Rows | None:
 
 
 def features_of(compiled: Trial, sm_count: int) -> Floats | None:
-    """Return coordinates of a candidate's resources, each about 0 to 1, shape (7,); None if it did not compile.
-
-    Registers, spilled bytes, shared memory, threads per block and blocks per SM enter by their logarithm, scaled to the
-    range that GPUs allow. Occupancy and the filled share of the last wave of blocks are between 0 and 1 already.
-    """
+    """Return coordinates of a candidate's resources, each about 0 to 1, shape (7,); None if it did not compile."""
     geometry, resources, occupancy = compiled.geometry, compiled.resources, compiled.occupancy
     if geometry is None or resources is None or occupancy is None:
         return None
     smem_bytes = resources.static_smem_bytes + geometry.dynamic_smem_bytes
     waves = geometry.blocks / (sm_count * max(1, occupancy.blocks_per_sm))
     return np.array(
-        [
+        [  # logarithms, scaled to the range that GPUs allow
             np.log2(max(resources.registers, 1) / 16) / 4,
             np.log2(1 + resources.spill_bytes / 16) / 8,
             np.log2(1 + smem_bytes / 1024) / 8,
             np.log2(geometry.threads / 32) / 5,
             np.log2(max(1, occupancy.blocks_per_sm)) / 5,
             occupancy.occupancy,
-            waves / np.ceil(waves),
+            waves / np.ceil(waves),  # filled share of the last wave of blocks
         ]
     )
 

@@ -457,24 +457,17 @@ Draws = Callable[[], np.random.Generator]
 
 
 class FeasibleGPSampler(RowSampler):
-    """Proposes the row with the largest expected improvement under a Gaussian process.
+    """Proposes the row with the largest expected improvement under a Gaussian process; docs/search.md has the method.
 
-    The first rows are spread over the space. After that, a process over the logarithms of the parameters, with fitted
-    length scales, predicts every row of a small space; of a large one, the rows near the best ones and a uniform
-    sample. The expected improvement is multiplied by the probability of success, predicted from a second target of the
-    same process. Trials without a result reduce the deviation around them, which spreads concurrent proposals.
-
-    It supports several objectives, with random weights for each proposal; all are minimised.
+    All objectives are minimised, several with random weights for each proposal.
 
     It can also rank compiled candidates. A nominated row is not proposed again and begins no trial. It may be measured
     later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
     study are seen by `remaining`.
 
-    Some proposals follow the prior, speeds expected from ``sources``: the best rows by it at first, and then by a model
-    of the difference between this space and the prior, fitted to all trials. The others are those of a search without a
-    prior, and depend only on each other's results. A prior that misleads therefore costs no more than the proposals
-    that followed it. The ``estimate`` is used unless there is a prior: half of the first rows are likely ones by its
-    times, and their speeds are the mean of the model, with a fitted slope, until twelve trials have ended.
+    Some proposals follow the prior, speeds expected from ``sources``, and learn from all trials. The others are those
+    of a search without a prior, and depend only on each other's results, so that a prior that misleads costs no more
+    than the proposals that followed it. The ``estimate`` is used unless there is a prior.
     """
 
     def __init__(
@@ -594,7 +587,6 @@ class FeasibleGPSampler(RowSampler):
             self._record_end(row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
 
     def _record_begin(self, row: int) -> None:
-        """Record that the trial of a row begins."""
         if self._prior is not None and row in self._guided:
             self._apart[row] = None
         elif self._prior is not None:
@@ -602,7 +594,6 @@ class FeasibleGPSampler(RowSampler):
         self._measured[row] = self._history.begin(row)
 
     def _record_end(self, row: int, result: Result, error: float) -> None:
-        """Record the result of a trial that began."""
         if row in self._shared:
             self._unguided.end(self._shared[row], result, error)
         elif self._prior is not None:
@@ -620,7 +611,6 @@ class FeasibleGPSampler(RowSampler):
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
     def _next(self, study: Study, rng: Draws) -> int:
-        """Return the row to propose."""
         turn = len(self._offered)
         if self._prior is None or self._is_guided(turn):
             return self._propose(study, rng, turn, guided=self._prior is not None)
@@ -741,6 +731,5 @@ def _is_starting(history: History) -> bool:
 
 
 def _weights(study: Study, rng: Draws) -> Floats:
-    """Draw the weights of the objectives."""
     objectives = len(study.directions)
     return rng().dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)

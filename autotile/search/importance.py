@@ -121,7 +121,6 @@ def _predicted_share(columns: Sequence[Column], targets: Floats, pairs: float, n
 
 
 def _covariance(columns: Sequence[Column], pairs: float, parameters: int, noise: float = 0.0) -> Floats:
-    """Return the covariance of the trials."""
     covariance = _combined([each.kernel[each.trials][:, each.trials] for each in columns], pairs, parameters)
     covariance.flat[:: len(covariance) + 1] += noise
     return covariance

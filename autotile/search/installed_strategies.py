@@ -45,19 +45,17 @@ class StrategyState(NamedTuple):
 class KernelTunerSampler(RowSampler):
     """Proposes the rows whose times a strategy of Kernel Tuner asks for.
 
-    The strategy runs in a child process, where it waits for the time of each row, or of all rows of a generation. It
-    does not wait for known times, whatever proposed the row. A failure is reported to it as an invalid configuration.
-    Numbers are passed to it unchanged, other values as their index in the list of values. The process starts with this
-    object, which ends it.
+    The strategy runs in a child process, which starts with this object and ends with it. There it waits for the time of
+    each row, or of all rows of a generation, but not for known times, whatever proposed the row. A failure is reported
+    to it as an invalid configuration.
 
     A run that ends before the search, as a local search does in its optimum, is followed by a run with another seed.
     After several consecutive runs without new rows, rows are drawn uniformly.
 
     If a row is requested while all rows that the strategy waits for are pending, the row nearest to the last of these
-    is proposed. Proposals depend on the seed and the finished trials: in a resumed session the strategy starts again,
-    and the known times bring it to its previous state. Raise `InputError` if the seed is negative; `WorkerError` if the
-    child process cannot be started.
-    Some strategies schedule their search by the number of ``trials`` granted; None if it is not limited.
+    is proposed. In a resumed session the strategy starts again, and the known times bring it to its previous state.
+    Some strategies schedule their search by the number of ``trials`` granted; None if it is not limited. Raise
+    `WorkerError` if the child process cannot be started.
     """
 
     def __init__(

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 def quiet_optuna() -> Iterator[None]:
     """Suppress Optuna's log messages below errors, and two warnings.
 
-    The warnings say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures from
-    their values.
+    They say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures by their values.
     """
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -58,8 +57,8 @@ _DISTANCE_TOLERANCE = 1e-5
 class Candidates:
     """Rows of a space that are free: available, and not taken yet.
 
-    ``free`` tells of each row whether it is, and ``remaining`` is the number of free rows. Raise `ValueError` if
-    ``available`` has another shape than (rows,).
+    ``free`` is a mask over the rows, shape (rows,), and ``remaining`` the number of free ones. Raise `ValueError` if
+    ``available`` has another shape.
     """
 
     def __init__(self, space: SearchSpace, available: ArrayLike | None = None) -> None:
@@ -138,10 +137,8 @@ _BEST_WITH_NEIGHBOURS = 3
 def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.random.Generator) -> Rows:
     """Return the rows that a model evaluates, ascending: all of a small space, of a large one a sample.
 
-    Half of the sample are rows near the best ones; the others are drawn uniformly, so that every region can be reached.
-    The more trials, the smaller the sample.
-
-    ``best`` holds the best rows, at least one, the best first; those of ``tried`` need not be evaluated.
+    ``best`` holds the best rows, at least one, the best first, near which half of the sample are; those of ``tried``
+    need not be evaluated.
     """
     count = len(candidates.space)
     limit = min(max(_MAX_PAIRS // max(1, len(tried)), _MIN_EVALUATED_ROWS), _MAX_EVALUATED_ROWS)
@@ -174,11 +171,9 @@ class RowSampler(BaseSampler):
     """An Optuna sampler that proposes rows of a search space, each at most once.
 
     Proposals depend only on the seed and the study's trials: a study that is rebuilt from its finished trials continues
-    as the original would have. One instance serves one study, whose loop ends when no row is left. Raise `InputError`
-    if the seed is negative.
-
-    The study must suggest the parameters with `distributions_of`. ``available`` tells of each row whether it may be
-    proposed; None for all.
+    as the original would have. One instance serves one study, which suggests the parameters with `distributions_of`,
+    and whose loop ends when no row is left. ``available`` is a mask over the rows, shape (rows,); None for all. Raise
+    `InputError` if the seed is negative.
     """
 
     expected_gain: float | None = None

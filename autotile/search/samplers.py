@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from autotile.space.search_space import SearchSpace
 
 AUTO = "auto"
-"""Stands for `BRUTE_FORCE` or `DEFAULT`, see `resolve_sampler`."""
 DEFAULT = "feasible"
 BRUTE_FORCE = "brute-force"
 STRATEGY_PREFIX = "kernel-tuner:"
@@ -54,7 +53,7 @@ _QUEUED = 1
 _AHEAD_PER_WORKER = 4
 """Candidates proposed per compile worker by samplers that do not learn: a slow compilation leaves no worker idle."""
 _FEW_TRIALS = 24
-"""Trials until which each of several GPUs holds a single candidate."""
+"""Trials until which each of several GPUs holds a single candidate: one more result is worth more than a wait."""
 _BATCHES_PER_DELAY = 4
 """Batches of nominations between the nomination of a candidate and its first choice."""
 _UNINFORMED = 6
@@ -67,15 +66,10 @@ _POPULATION = 20
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """Number of candidates that are proposed, and compiled, ahead of the measured one.
+    """Number of candidates that are proposed, and compiled, ahead of the measured one; docs/search.md gives reasons.
 
     It is part of the search: it determines the results that a proposal knows. It therefore must not depend on the
     machine if the sampler learns.
-
-    Where candidates are ranked, a proposal lacks at most a sixth of the results when it can first be chosen: few trials
-    begin between its nomination and its choice at first, and more as the model learns less from each. What the compile
-    workers would wait for then, they spend on more candidates to choose among. Several GPUs begin as many times more
-    trials while a candidate compiles, and a proposal lacks as many times more results, though at most half of them.
 
     ``compiling`` is the maximum number of the newest candidates, which may still compile, and ``max_waiting`` that of
     compiled ones that wait. Per measured candidate, ``per_measured`` are proposed; 1 if they are measured in the order
@@ -97,16 +91,12 @@ class Lookahead:
     def nominated(self, begun: int) -> int:
         """Number of candidates that were proposed when some trials had begun, if these rank and none was set aside.
 
-        Those of some trials are nominated together. Where a candidate is first chosen many trials after its nomination,
-        a few trials more or less do not matter, and a model ranks the rows once for all of them.
+        Those of some trials are nominated together, as a model then ranks the rows once for all of them.
         """
         return _nominated(self, 1 << max(8, begun.bit_length()))[begun]
 
     def held(self, begun: int) -> int:
-        """Number of chosen candidates without a result at which another one is chosen, when some trials had begun.
-
-        Several GPUs have none at hand while trials are few: a result that a choice knows is worth more than a wait.
-        """
+        """Number of chosen candidates without a result at which another one is chosen, when some trials had begun."""
         return self.gpus - 1 if self.gpus > 1 and begun < _FEW_TRIALS else self.queued
 
     def compiled(self, begun: int) -> int:
@@ -144,10 +134,9 @@ class SamplerEntry:
     ``kind`` is its class with the module of this package, and ``options`` are arguments of the class besides space,
     seed and available rows. Of ``sources``, ``trials`` and ``estimate`` of a search, it takes those in ``takes``.
 
-    ``lookahead`` ranks only with a sampler that has the methods of `autotile.search.gp_sampler.FeasibleGPSampler`. One
-    that does not learn from results looks further ahead with many compile workers. By the gain of proposals that one
-    predicts, ``--until`` stops. One that transfers learns from trials of other studies, and an exhaustive one covers
-    the whole space unless the number of trials is limited.
+    ``lookahead`` ranks only with a sampler that has the methods of `autotile.search.gp_sampler.FeasibleGPSampler`. By
+    the gain of proposals that one predicts, ``--until`` stops. One that transfers learns from trials of other studies,
+    and an exhaustive one covers the whole space unless the number of trials is limited.
 
     ``packages`` are those beyond autotile's own dependencies: name of the module, name in messages, and argument of
     ``pip install``; ``alternative`` is the sampler to use if one is missing.
@@ -179,7 +168,6 @@ class SamplerEntry:
 
 
 def _optuna(name: str, **arguments: Any) -> BaseSampler:
-    """Make a sampler of Optuna."""
     from optuna import samplers
 
     made: BaseSampler = getattr(samplers, name)(**arguments)
@@ -306,11 +294,7 @@ def resolve_sampler(
 
 
 def check_sampler(name: str, objectives: Sequence[str] = (TIME,)) -> None:
-    """Check that a sampler can be made.
-
-    Raise `InputError` if there is no such sampler, it requires a package that is not installed, or it cannot minimise
-    several objectives.
-    """
+    """Raise `InputError` if there is no such sampler, it lacks a package, or it cannot minimise several objectives."""
     if name == AUTO:
         return
     entry = sampler_entry(name)

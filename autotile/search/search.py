@@ -36,14 +36,18 @@ _VALUE_OF_FIRST_FAILURES = 1e6
 """Value of a failure while nothing has been measured: one second in microseconds, longer than most kernels take."""
 
 
+def has_failed(trial: Trial) -> bool:
+    """Return True if a trial has no time, so that it violates `FAILED`."""
+    return objective_values(trial, [TIME]) is None
+
+
 class StudyValues:
     """Values of trials in a study: the time in microseconds, or for a failure more than any time so far.
 
     Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in the study: its value is twice
     the longest time measured so far, for samplers that use values only, and the constraint `FAILED` is violated, which
-    keeps it out of Optuna's best trial and among the bad trials in TPE. The value of a pruned candidate is its time.
-    Only a candidate whose result cannot be known is a failed trial, which samplers ignore. ``names`` are objectives to
-    minimise, of `autotile.core.model`, each in its own unit.
+    keeps it out of Optuna's best trial and among the bad trials in TPE. Only a candidate whose result cannot be known
+    is a failed trial. ``names`` are objectives to minimise, of `autotile.core.model`, each in its own unit.
     """
 
     def __init__(self, names: Sequence[str] = (TIME,)) -> None:
@@ -59,11 +63,6 @@ class StudyValues:
             return TrialState.COMPLETE, [2 * worst or _VALUE_OF_FIRST_FAILURES for worst in self._worst]
         self._worst = [max(pair) for pair in zip(self._worst, values, strict=True)]
         return TrialState.COMPLETE, list(values)
-
-
-def constraints_of(trial: Trial) -> dict[str, float]:
-    """Return the constraints of a trial, see `FAILED`."""
-    return {FAILED: float(objective_values(trial, [TIME]) is None)}
 
 
 def attributes_of(trial: Trial) -> dict[str, str | int | float]:
@@ -142,7 +141,7 @@ def frozen_trial(
         params=dict(trial.config),
         distributions={name: distributions[name] for name in trial.config if name in distributions},
         user_attrs=attributes_of(trial),
-        constraints=constraints_of(trial),
+        constraints={FAILED: float(has_failed(trial))},
     )
 
 
@@ -179,15 +178,11 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
 
 
 _EXPECTED_PROPOSALS = 256
-"""Number of proposals of an expected gain: some 128 trials where candidates are ranked. The model is overconfident: for
-how long it has expected little says more than how little (docs/search.md)."""
+"""Number of proposals of an expected gain: some 128 trials where candidates are ranked; see docs/search.md."""
 
 
 class Search:
     """A sampler with its study: it proposes rows and records their trials; no row is proposed twice.
-
-    Raise `InputError` if there is no such sampler, it requires a package that is not installed, it cannot minimise
-    several objectives, or the seed is negative.
 
     The same seed and the same trials give the same proposals. The configurations of ``first`` are proposed first if
     they are available rows; ``available`` is a mask over the rows, shape (rows,), None for all. By the number of
@@ -195,9 +190,9 @@ class Search:
     search. Trials that ran have a value of each of the objectives to minimise, of `autotile.core.model`. Samplers that
     transfer use the trials of ``sources``; the default one, where there are none, the estimated time of each row.
 
-    ``ahead`` is the number of proposals that the caller makes before it tells the result of the oldest. With it, a
-    search that is rebuilt from stored trials continues as the original would have: each proposal knows the same
-    results.
+    ``ahead`` is the number of proposals that the caller makes before it tells the result of the oldest, by which a
+    search that is rebuilt from stored trials continues as the original would have. Errors are those of `check_sampler`,
+    and an `InputError` if the seed is negative.
     """
 
     def __init__(
@@ -363,8 +358,7 @@ class Search:
             self._nominated.remove(row)
             state, values = self._objective.result(trial)
             if state is not TrialState.FAIL:
-                failed = max(constraints_of(trial).values()) > 0
-                result = None if failed or values is None else tuple(values)
+                result = None if has_failed(trial) or values is None else tuple(values)
                 self.ranking.tell(row, result, relative_error(trial))
             return
         asked = self._pending.pop(row, None)
@@ -372,8 +366,7 @@ class Search:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
         for name, value in attributes_of(trial).items():
             asked.set_user_attr(name, value)
-        for name, violation in constraints_of(trial).items():
-            asked.set_constraint(name, violation)
+        asked.set_constraint(FAILED, float(has_failed(trial)))
         state, values = self._objective.result(trial)
         self.study.tell(asked, values, state)
 
@@ -402,15 +395,11 @@ _REJECTED_IN = ("compile", "resources")
 class Shortlist:
     """Candidates of a search that are compiled and wait to be measured; more are compiled than measured.
 
-    A candidate is nominated by its parameters and compiled. Among the compiled candidates, the best one by the results
-    and resources known by then becomes the next trial. The others wait; beyond a limit, the oldest are set aside and
-    may be nominated again. A candidate that does not compile or does not fit the device becomes a trial at once, since
-    it takes no GPU time.
-
-    The set to choose from depends on the number of trials and not on the order in which candidates finish compiling,
-    and a trial is chosen when exactly `Lookahead.held` chosen ones have no result, so that a search is repeatable on
-    any machine. The caller repeats: `propose` until None, `ready`, `tell` a rejected one of these if there is one, else
-    `choose`; and while none is ready, `tell` the oldest of the chosen ones.
+    The best of those that are `ready`, by the results and resources known by then, becomes the next trial, and one that
+    does not compile or does not fit the device becomes one at once. Which are ready depends on the number of trials and
+    not on the order in which they finish compiling, so that a search is repeatable on any machine (docs/search.md). The
+    caller repeats: `propose` until None, `ready`, `tell` a rejected one of these if there is one, else `choose`; and
+    while none is ready, `tell` the oldest of the chosen ones.
 
     The ``lookahead`` may rank only if the sampler of the search does. After trials of ``earlier`` sessions, oldest
     first, it continues as that of the earlier session would have: the candidates that waited wait again.

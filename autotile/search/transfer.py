@@ -38,15 +38,12 @@ _FIRST_TURNS = 12
 _PERIODS = ((5, 2), (10, 5))
 _LAST_PERIOD = 12
 """Periods of the proposals that follow the sources after the first ones, each up to a number of trials since the best
-one. A right source leads to the best rows soon; one that is right in general but not about the best rows stagnates."""
+one; docs/search.md has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Successful trials of another study.
-
-    ``name`` stands for the study in messages; the times are in microseconds.
-    """
+    """Successful trials of another study, with its name in messages."""
 
     name: str
     configs: Sequence[Config]
@@ -161,14 +158,12 @@ class TransferPrior(ExpectedSpeeds):
     def leads(self, turn: int, tried: Rows, times_us: Floats, since_best: int) -> bool:
         """Return True if a proposal should follow the sources.
 
-        The first one does, as any first row without sources is arbitrary. The second does not: its result and that of
-        the first are the first test of the sources. ``turn`` is the number of earlier proposals, and ``since_best``
-        that of trials that ended since the best one.
+        ``turn`` is the number of earlier proposals, and ``since_best`` that of trials that ended since the best one.
         """
         estimate = float(self._estimates(tried, times_us).max())
         if turn == 0 or estimate < _MIN_CORRELATION:
             return turn == 0
-        if turn < _FIRST_TURNS:
+        if turn < _FIRST_TURNS:  # the results of the first and the second are the first test of the sources
             return turn % 4 != 1
         period = next((period for patience, period in _PERIODS if since_best < patience), _LAST_PERIOD)
         return turn % period == 0

@@ -177,6 +177,18 @@ def test_no_renewal_changes_claims_while_another_transaction_does(session, locat
     renewal.join()
 
 
+@pytest.mark.skipif("AUTOTILE_TEST_POSTGRESQL" in os.environ, reason="stops the server")
+@pytest.mark.parametrize("location", ["postgresql"], indirect=True)
+def test_a_claim_that_another_session_has_met_outlives_a_crash_of_the_server(session, postgresql):
+    """Else what both sessions leave to each other is tried by none."""
+    first, second = session(), session()
+    assert first.claim({"BM": 1}).ours[0]
+    assert not second.claim({"BM": 1}).ours[0]
+    postgresql.stop(signal.SIGQUIT)
+    postgresql.start()
+    assert second.inherit()[1].others == 1
+
+
 def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numbers: int) -> None:
     """Claim configurations in a process that ends without giving them back."""
 

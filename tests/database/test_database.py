@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from declared import documents_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -178,38 +179,9 @@ def test_a_check_counts_rows_and_finds_orphans(database, study, run):
     )
 
 
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
-NUMBERS = st.integers(0, 2**31 - 1)
-FLOATS = st.floats(0.0, 1e18)
-TIMES = st.floats(1e-6, 1e15)
-TRIPLES = st.tuples(*[st.integers(1, 2**31 - 1)] * 3)
-VALUES = st.one_of(st.booleans(), st.integers(-(2**53), 2**53), TEXT)
-MEASUREMENTS = st.builds(
-    Measurement, TIMES, FLOATS, FLOATS, st.lists(FLOATS, max_size=5).map(tuple), st.sampled_from(["cold", "hot"])
-)
-OCCUPANCIES = st.builds(
-    model.Occupancy,
-    NUMBERS,
-    NUMBERS,
-    st.floats(0.0, 1.0),
-    st.lists(TEXT, max_size=2).map(tuple),
-    st.dictionaries(TEXT, NUMBERS, max_size=3),
-)
-EXAMPLES = st.builds(
-    Trial,
-    config=st.dictionaries(TEXT, VALUES, max_size=4),
-    outcome=st.sampled_from(Outcome),
-    reason=TEXT,
-    stage=TEXT,
-    geometry=st.none() | st.builds(model.LaunchGeometry, TRIPLES, TRIPLES, NUMBERS),
-    resources=st.none() | st.builds(model.Resources, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
-    occupancy=st.none() | OCCUPANCIES,
-    measurement=st.none() | MEASUREMENTS,
-    cubin_hash=TEXT,
-    source=st.sampled_from(["cuda", "replayed"]),
-    seconds=st.dictionaries(TEXT, FLOATS, max_size=2),
-    telemetry=st.dictionaries(TEXT, st.one_of(FLOATS, NUMBERS, TEXT), max_size=2),
-)
+NO_NUL = documents_of(Trial).filter(lambda document: "\\u0000" not in json.dumps(document))
+EXAMPLES = NO_NUL.map(lambda document: convert(document, Trial))
+"""Trials of any values that every database takes."""
 
 
 def test_a_trial_comes_back_as_it_was_stored(database, study):

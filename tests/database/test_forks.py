@@ -1,11 +1,13 @@
 """A process may fork while another of its threads reads or writes a database."""
 
+import multiprocessing
 import os
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +49,19 @@ def _look_up(path: Path) -> bool:
     return not kernel.choice.unread
 
 
-def _fork(work: Callable[[Path], bool], path: Path) -> int:
-    child = os.fork()
-    if child == 0:  # nothing of the tests may run on
-        try:
-            os._exit(0 if work(path) else 1)
-        except BaseException:
-            traceback.print_exc()  # for the report of a failure
-        finally:
-            os._exit(2)
+def _fork(work: Callable[[Path], bool], path: Path) -> BaseProcess:
+    child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(not work(path)))
+    child.start()
     return child
 
 
-def _exit_code(child: int) -> int | None:
+def _exit_code(child: BaseProcess) -> int | None:
     """Return the exit code of a child; None if it did not end in time and was killed."""
-    deadline = time.monotonic() + _CHILD_TIMEOUT_S
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.001)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return None
+    child.join(_CHILD_TIMEOUT_S)
+    code = child.exitcode
+    child.kill()
+    child.join()
+    return code
 
 
 @pytest.fixture
@@ -106,7 +98,7 @@ def test_a_fork_waits_for_the_database(path):
     with FORK_LOCK:  # by the thread that forks
         assert _exit_code(_fork(_read_and_write, path)) == 0
     held, forked = threading.Event(), threading.Event()
-    children: list[int] = []
+    children: list[BaseProcess] = []
 
     def fork() -> None:
         held.wait()
@@ -241,7 +233,7 @@ def test_a_database_is_not_renamed_if_it_is_healthy_or_another_process_uses_it(p
         file.seek(1024)
         file.write(b"\xff" * (path.stat().st_size - 1024))
     try:
-        with pytest.raises(DatabaseError, match=rf"is damaged, and process {child} uses it"):
+        with pytest.raises(DatabaseError, match=rf"is damaged, and process {child.pid} uses it"):
             Database.open(path)
         assert not list(path.parent.glob("*.corrupt-*"))
     finally:

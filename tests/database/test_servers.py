@@ -326,34 +326,32 @@ def test_a_pooler_without_a_server_and_the_words_of_a_command_that_waits_for_it(
 
 
 def test_serving_falls_back_where_a_server_never_answers_and_says_why(silent_server, monkeypatch):
-    limits, limit = [], engine._connect_limit
+    limits, limits_of = [], engine._server_limits
     monkeypatch.setattr(
-        engine, "_connect_limit", lambda *given, **named: limits.append(limit(*given, **named)) or limits[-1]
+        engine, "_server_limits", lambda *given, **named: limits.append(limits_of(*given, **named)) or limits[-1]
     )
     kernel = Dispatcher(database=silent_server).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
-    assert {*limits} == {2}
+    assert {(limit_s, network["connect_timeout"]) for limit_s, network, _ in limits} == {(2, 2)}
     assert "the server does not answer" in kernel.choice.unread
     assert "does not answer" in kernel.explain()
     assert "secret" not in kernel.explain()
 
 
 def test_a_server_waits_no_longer_than_a_file_and_what_the_url_states_precedes():
-    url = make_url("postgresql+psycopg://host/name")
-    timeouts = engine._connection_timeouts(url, engine.LOCK_TIMEOUT_S)
-    assert (timeouts["connect_timeout"], timeouts["tcp_user_timeout"]) == (30, 30_000)
-    assert timeouts["keepalives_idle"] + timeouts["keepalives_interval"] * timeouts["keepalives_count"] == 30
-    statement = engine._session_settings(url, engine.LOCK_TIMEOUT_S, readonly=False)
+    def limits(text: str, timeout_s: float) -> tuple[int, dict[str, int], str]:
+        return engine._server_limits(make_url(f"postgresql+{text}"), timeout_s, readonly=False)
+
+    limit_s, network, statement = limits("psycopg://host/name", engine.LOCK_TIMEOUT_S)
+    assert (limit_s, network["connect_timeout"], network["tcp_user_timeout"]) == (30, 30, 30_000)
+    assert network["keepalives_idle"] + network["keepalives_interval"] * network["keepalives_count"] == 30
     assert "set_config('statement_timeout', '30000', false)" in statement
     assert "set_config('lock_timeout', '30000', false)" in statement
-    url = make_url("postgresql+psycopg://host/name?connect_timeout=5&options=-c%20statement_timeout%3D0")
-    timeouts = engine._connection_timeouts(url, SERVER_TIMEOUT_S)
-    assert "connect_timeout" not in timeouts
-    assert timeouts["tcp_user_timeout"] == 2000
-    statement = engine._session_settings(url, SERVER_TIMEOUT_S, readonly=False)
+    options = "psycopg://host/name?connect_timeout=5&options=-c%20statement_timeout%3D0"
+    limit_s, network, statement = limits(options, SERVER_TIMEOUT_S)
+    assert (limit_s, network["tcp_user_timeout"], "connect_timeout" in network) == (5, 2000, False)
     assert statement == "SELECT set_config('lock_timeout', '2000', false), set_config('jit', 'off', false)"
-    both = url.update_query_dict({"options": "-c statement_timeout=0 -c lock_timeout=0 -c jit=on"})
-    assert engine._session_settings(both, SERVER_TIMEOUT_S, readonly=False) == "SELECT 1"
-    assert engine._connection_timeouts(make_url("postgresql+pg8000://host/name"), 1.0) == {}
+    assert limits(f"{options}%20-c%20lock_timeout%3D0%20-c%20jit%3Don", SERVER_TIMEOUT_S)[2] == "SELECT 1"
+    assert limits("pg8000://host/name", 1.0)[1] == {}
 
 
 @pytest.mark.parametrize("query", ["SELECT pg_sleep(20)", "LOCK TABLE misses IN ACCESS EXCLUSIVE MODE"])

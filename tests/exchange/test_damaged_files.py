@@ -22,7 +22,7 @@ from mutations import altered, as_json
 from stored_rows import DEVICE, KERNEL, SIZES, make_database
 
 from autotile.api.results import RecordingList
-from autotile.core.documents import canonical_json, encode_json
+from autotile.core.documents import canonical_json, encode_json, to_document
 from autotile.core.model import Resources
 from autotile.database.care import check_database
 from autotile.database.database import Database
@@ -159,8 +159,8 @@ def test_recordings(folder):
         with suppress(RecordingError):
             recording = read_recording(one / "altered.npz")
             for row in range(len(recording)):
-                result = recording.result(row)
-                json.dumps([recording.config(row), result.occupancy, result.seconds], allow_nan=False)
+                result = recording.trial(row)
+                json.dumps(to_document([result.config, result.occupancy, result.seconds]), allow_nan=False)
                 assert result.measurement is None or 0 < result.measurement.time_us < float("inf")
 
     with_many_seeds(read)

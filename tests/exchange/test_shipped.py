@@ -40,6 +40,9 @@ def test_read_back_as_written_one_line_a_winner(tmp_path):
     assert write_winners(path, [winner(4096), bare, winner(512)]) == 3
     assert read_winners(path) == [bare, winner(512), winner(4096)]
     assert sum('"config"' in line for line in path.read_text().splitlines()) == 3
+    replayed = winner(64, device=replace(H200, source="replayed"), key=replace(bare.key, source="replayed"))
+    write_winners(path, [replayed])
+    assert read_winners(path) == [replayed]  # not as one that was measured
 
 
 def test_what_is_missing_newer_damaged_or_of_two_gpus_is_refused(tmp_path):

@@ -19,7 +19,7 @@ from msgspec import structs
 from sqlalchemy import update
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.model import Config, Measurement, Problem, Resources, Trial, config_key
+from autotile.core.model import Config, Measurement, Problem, Resources, config_key
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.engine import RUNS, TRIALS
@@ -28,7 +28,7 @@ from autotile.database.learned import FamilyState, save_family_state, save_rule
 from autotile.database.winners import StoredRule, StoredVerdict
 from autotile.errors import InputError, NotTunedError
 from autotile.exchange import shipped as shipped_file
-from autotile.exchange.recording import Recording, read_recording
+from autotile.exchange.recording import read_recording
 from autotile.exchange.shipped import shipped_winners, write_rules
 from autotile.families.family import FamilyRule, Leaf, RuleConfig, RulePoint, Split, parse_family
 from autotile.families.features import Feature
@@ -494,12 +494,6 @@ def time_us(text: str, config: Config) -> float:
     return recorded.measurement.time_us if recorded is not None and recorded.measurement is not None else np.inf
 
 
-def trial_of(recording: Recording, row: int) -> Trial:
-    found = recording.result(row)
-    shown = {"resources": found.resources, "measurement": found.measurement}
-    return Trial(recording.config(row), found.outcome, found.reason, found.stage, **shown)
-
-
 def tune(path: Path, text: str, seed: int, trials: int = 200) -> dict[str, Any]:
     """Store a random search of a recorded problem with its finals, and return the winner's configuration."""
     recording = RECORDINGS[text]
@@ -512,8 +506,8 @@ def tune(path: Path, text: str, seed: int, trials: int = 200) -> dict[str, Any]:
     finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
     run: dict[str, Any] = {"sampler": "random", "driver": "", "device": H200}
     with Database.open(path) as database:
-        database.add_run(key, [trial_of(recording, row) for row in rows], phase="search", **run)
-        database.add_run(key, [trial_of(recording, row) for row in finalists], phase="final", is_ranked=True, **run)
+        database.add_run(key, map(recording.trial, rows), phase="search", **run)
+        database.add_run(key, map(recording.trial, finalists), phase="final", is_ranked=True, **run)
     return recording.config(finalists[0])
 
 
