@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -53,11 +54,14 @@ class UnwrittenAnswerError(AutotileError):
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Turn an error of writing to standard output into an `UnwrittenAnswerError`; a closed pipe is Typer's."""
+    """Turn an error of writing to standard output into an `UnwrittenAnswerError`.
+
+    A closed pipe is none: who reads the answer, such as ``head``, has seen enough, and the rest of it is discarded.
+    """
     try:
         yield
     except BrokenPipeError:
-        raise
+        discard_output(sys.stdout)  # Python would write it again at exit
     except OSError as error:
         message = f"{error.strerror}: the answer cannot be written; what was stored is kept"
         raise UnwrittenAnswerError(message) from None
@@ -68,9 +72,10 @@ def show(result: Result, *, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    rendered = render(result)
+    rendered, screen = render(result), console(sys.stdout)
+    screen.on_broken_pipe = partial(discard_output, sys.stdout)  # type: ignore[method-assign]  # Rich would exit
     with _answering():
-        print_trimmed(console(sys.stdout), rendered)
+        print_trimmed(screen, rendered)
         sys.stdout.flush()
 
 
@@ -79,10 +84,13 @@ def print_json(document: Any) -> None:
     print_line(encode_json(document, indent=2))
 
 
-def print_line(text: str) -> None:
-    """Print a text as the answer of a command."""
+def print_line(text: str) -> bool:
+    """Print a text as the answer of a command; return False if nobody reads it any more."""
+    is_read = False
     with _answering():
         print(text, flush=True)
+        is_read = True
+    return is_read
 
 
 STANDARD_OUTPUT = "-"
