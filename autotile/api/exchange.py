@@ -17,7 +17,7 @@ from autotile.api.targets import (
     sizes_notice,
 )
 from autotile.core.argument_types import checked_except
-from autotile.core.device import device_profile
+from autotile.core.device import gpu_name_of
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text
@@ -464,9 +464,7 @@ def import_(
     if output is not None and database is not None:
         raise InputError("results go into a recording or into a database; give --output or --db")
     path = user_path(file, "a file of results")
-    with suppress(InputError):  # no profile: the name of a GPU
-        device = device and device_profile(device).name
-    results = read_results(path, format, kernel=kernel, gpu_name=device)
+    results = read_results(path, format, kernel=kernel, gpu_name=device and gpu_name_of(device))
     key = results.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object] = {"recording": str(output)}
     added = count = len(results.trials)

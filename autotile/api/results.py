@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.api.targets import merge_sizes, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
-from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.device import DeviceProperties, gpu_name_of
 from autotile.core.documents import attributes, to_document
 from autotile.core.dtypes import known_dtype
 from autotile.core.model import (
@@ -895,10 +896,9 @@ def report(
                 load_kernel(kernel)  # a misspelt name is an error of its own
             asked = f"autotile tune {kernel or 'KERNEL'}"
             raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
-        with suppress(InputError):  # the GPU of a result may have no profile
-            device = device_profile(device).name if device is not None else None
+        gpu_name = gpu_name_of(device) if device is not None else None
         with opened:
-            data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=device)
+            data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=gpu_name)
         if isinstance(kernel, str | Path) and is_path(str(kernel)):
             data = replace(data, path=str(kernel))
     write_page(report_page(data), path)
@@ -911,9 +911,8 @@ _PERCENTAGE = re.compile(r"\A([0-9]{1,4}(?:\.[0-9]{1,6})?) ?%\Z")
 
 def read_percentage(given: str | float) -> float:
     """Return the fraction that a percentage such as ``5%`` states, or a number as it is; an `InputError` if neither."""
-    if not isinstance(given, str):
-        return float(given)
-    found = _PERCENTAGE.match(given.strip())
-    if found is None:
+    found = _PERCENTAGE.match(given.strip()) if isinstance(given, str) else None
+    share = float(found[1]) / 100.0 if found is not None else -1.0 if isinstance(given, str) else float(given)
+    if not 0.0 <= share < math.inf:
         raise InputError(f"--fail-if-slower {given!r} is no percentage; expected one such as 5% or 2.5%")
-    return float(found[1]) / 100.0
+    return share

@@ -27,7 +27,7 @@ from autotile.core.model import Outcome, config_text
 from autotile.core.text import plural
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
-from autotile.errors import InputError
+from autotile.errors import InputError, type_text
 from autotile.kernel.expressions import is_c_identifier
 from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
@@ -470,7 +470,7 @@ def _scalar_table(index: int, argument: Any) -> dict[str, Any]:
         return {"scalar": "uint64", "value": 0}  # a null pointer
     if not isinstance(argument, np.generic | int | float | np.ndarray):
         raise InputError(
-            f"argument {index} is a {type(argument).__name__}, expected an array of NumPy, CuPy or PyTorch, a NumPy "
+            f"argument {index} is {type_text(type(argument))}, expected an array of NumPy, CuPy or PyTorch, a NumPy "
             "number such as numpy.int32(5), or None for a null pointer"
         )
     value = np.asarray(argument)

@@ -452,5 +452,5 @@ def test_contenders_of_an_operation_are_marked_as_replayed():
     measured = (Contender("first", {}, 10.0, source="replayed"), Contender("second", {}, 11.0))
     choice = Choice("exact", {}, contenders=measured)
     text = explain(Problem("op", {"n": 1}, "float32"), device_profile("h200"), choice)
-    assert "first 10 us replayed; second 11 us measured" in text
+    assert "first 10.00 us replayed; second 11.00 us measured" in text
     assert json.dumps(measured[0].to_json()["source"]) == '"replayed"'
