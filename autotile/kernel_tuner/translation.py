@@ -27,8 +27,8 @@ from autotile.core.model import Outcome, config_text
 from autotile.core.text import plural
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
-from autotile.errors import InputError, type_text
-from autotile.kernel.expressions import is_c_identifier
+from autotile.errors import InputError, SpecError, type_text
+from autotile.kernel.expressions import is_c_identifier, python_source
 from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
@@ -268,12 +268,19 @@ class ScriptKernel:
             "arguments": arguments,
             "reference": self._reference(names, written, answered),
         }
-        spec = parse_spec(
-            toml_text(document),
-            str(session_folder() / f"{plain_name}.toml"),
-            predicates=restriction_rules(self.restrictions, codec),
-            functions=functions,
-        )
+        try:
+            spec = parse_spec(
+                toml_text(document),
+                python_source(plain_name),
+                folder=str(session_folder()),
+                predicates=restriction_rules(self.restrictions, codec),
+                functions=functions,
+            )
+        except SpecError as error:
+            if error.key != "default":
+                raise
+            most = "restrictions and has at most 1024 threads a block"
+            raise InputError(f"no configuration of {self.name} meets the {most}; relax them, or list other values") from None
         inspection, check, shown = None, self.check, answered if self.answer is not None else list(arrays)
         if check is not None:
             inspection = Inspection(
