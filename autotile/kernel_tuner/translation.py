@@ -279,8 +279,8 @@ class ScriptKernel:
         except SpecError as error:
             if error.key != "default":
                 raise
-            most = "restrictions and has at most 1024 threads a block"
-            raise InputError(f"no configuration of {self.name} meets the {most}; relax them, or list other values") from None
+            lacking = f"no configuration of {self.name} meets the restrictions and has at most 1024 threads a block"
+            raise InputError(f"{lacking}; relax them, or list other values") from None
         inspection, check, shown = None, self.check, answered if self.answer is not None else list(arrays)
         if check is not None:
             inspection = Inspection(
