@@ -476,7 +476,7 @@ def import_(
             known = [f"{count - added:,} of the file's {count:,} were imported before"] if added < count else []
             details = {"study": study, "database": opened.location}
             details |= {"note": "; ".join(notes)} if (notes := [*known, *opened.notices]) else {}
-    return Transfer("imported", path, results.format, key.problem, key.gpu_name, added, details)
+    return Transfer("imported", path, results.format, key.problem, key.device_label, added, details)
 
 
 @checked_except("kernels")

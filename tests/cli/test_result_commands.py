@@ -152,6 +152,7 @@ class TestExchange:
         words = ("import", path, "n=1048576", "--db", tmp_path / "other.db", "--json")
         first, again = (run(*words).document for _ in range(2))
         assert (first["configurations"], first["study"], first["database"]) == (12, 1, str(tmp_path / "other.db"))
+        assert first["device"] == done["device"] == "NVIDIA H200 (replayed)"
         assert (again["configurations"], again["note"]) == (0, "12 of the file's 12 were imported before")
         (study,) = run("list", "--db", tmp_path / "other.db", "--json").document
         assert study["best"]["config"] == {"THREADS": 256, "WORK": 4}
