@@ -394,8 +394,8 @@ def test_rules_that_are_functions_hold_for_one_configuration_and_for_what_is_exp
     assert autotile.db_clean(scale(), stale=True, dry_run=True).studies == ()
     for one, problems in ((scale(), 1), (kernel, 0)):
         file = {"output": tmp_path / "scale.hpp", "architectures": ["sm_90"]}
-        assert autotile.export(one, **file, format="c-header").problems == problems
-        assert [each.problems for each in autotile.bundle(one, **file).kernels] == [problems]
+        assert autotile.export(one, **file, format="c-header").document["problems"] == problems
+        assert [each["problems"] for each in autotile.bundle(one, **file).document["kernels"]] == [problems]
     assert "scale" in repr(autotile.bundle([(scale(), {"n": 1048576})], **file))
     assert kernel.explain(THREADS=64, WORK=2, device="h200").fault == ""
     assert kernel.explain(THREADS=64, WORK=4, device="h200").fault != ""
