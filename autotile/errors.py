@@ -234,6 +234,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
+def type_text(kind: type) -> str:
+    """Return the name of a type with its article: ``"an int"``."""
+    return f"{'an' if kind.__name__[0] in 'aeioAEIO' else 'a'} {kind.__name__}"
+
+
 def listing(names: Iterable[str]) -> str:
     """Return names for a message, at most the first twenty of them."""
     ordered = list(names)

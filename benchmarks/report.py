@@ -69,7 +69,7 @@ def measure(folder: Path, trials: int, browser: Any) -> dict[str, Any]:
     written = autotile.report(database=database, output=page)
     found: dict[str, Any] = {
         "trials": trials,
-        "size_bytes": written.size_bytes,
+        "size_bytes": written.document["size_bytes"],
         "write_s": round(time.perf_counter() - start, 2),
         "write_cpu_s": round(time.process_time() - start_cpu, 2),
     }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from autotile.api.targets import (
     merge_sizes,
@@ -17,10 +16,10 @@ from autotile.api.targets import (
     sizes_notice,
 )
 from autotile.core.argument_types import checked_except
-from autotile.core.device import device_profile
+from autotile.core.device import gpu_name_of
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
-from autotile.core.text import RIGHT, Facts, Part, Result, ResultTable, bytes_text, plural, sizes_text
+from autotile.core.text import RIGHT, Facts, ResultTable, Written, bytes_text, plural, sizes_text
 from autotile.database.database import Database, database_location, open_for_reading
 from autotile.database.keys import space_hash
 from autotile.database.learned import read_models
@@ -44,7 +43,6 @@ from autotile.settings import output_path, user_path
 from autotile.version import __version__
 
 if TYPE_CHECKING:
-    from autotile.tuning.plan import TuningPlan
     from autotile.tuning.progress_state import Observer
     from autotile.tuning.result import Recorded
 
@@ -59,172 +57,26 @@ _COMPILED = ("c-header", "bundle")
 """Formats that hold compiled code, for all GPUs that were tuned on."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Transfer(Result):
-    """Trials written to or read from a file."""
-
-    action: str
-    """``exported``, ``imported`` or ``recorded``."""
-    file: Path
-    file_format: str
-    problem: Problem
-    device: str
-    """Name of their GPU, with ``(replayed)`` if the times are replayed."""
-    configurations: int
-    details: Mapping[str, Any]
-    """Further facts by name: the number of the ``study`` in the database, the ``database`` or the ``recording`` that an
-    import went to."""
-
-    def _headline(self) -> str:
-        transferred = plural(self.configurations, "configuration")
-        return f"{self.problem} on {self.device}: {transferred} {self.action}, {self.file} ({self.file_format})"
-
-    def _parts(self) -> Iterator[Part]:
-        transferred = f"{plural(self.configurations, 'configuration')} of {self.problem} on {self.device}"
-        facts: Facts = [(self.action, transferred), ("file", f"{self.file} ({self.file_format})")]
-        yield [*facts, *((label.replace("_", " "), str(value)) for label, value in self.details.items())]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the transfer with its details."""
-        return {
-            "action": self.action,
-            "file": str(self.file),
-            "format": self.file_format,
-            **problem_document(self.problem),
-            "device": self.device,
-            "configurations": self.configurations,
-            **self.details,
-        }
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ExportedHeader(Result):
-    """A kernel that was exported for C++."""
-
-    header: Path
-    namespace: str
-    cubins: tuple[str, ...]
-    """Names of the cubin files beside the header."""
-    problems: int
-    """Number of tuned problems in the header."""
-    notices: tuple[str, ...]
-    """Architectures and configurations that were left out and why, one line each."""
-
-    def _headline(self) -> str:
-        held = f"{plural(self.problems, 'tuned problem')}, {plural(len(self.cubins), 'cubin')}"
-        return f"{self.namespace}: {held}, {self.header}"
-
-    def _parts(self) -> Iterator[Part]:
-        held = f"{plural(self.problems, 'tuned problem')}, {plural(len(self.cubins), 'cubin')} beside the header"
-        yield [("exported", held), ("header", str(self.header)), ("namespace", self.namespace)]
-        yield from self.notices
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the header and what it holds."""
-        return {
-            "action": "exported",
-            "format": "c-header",
-            "file": str(self.header),
-            "namespace": self.namespace,
-            "cubins": list(self.cubins),
-            "problems": self.problems,
-            "notices": list(self.notices),
-        }
-
-
-class BundleEntry(NamedTuple):
-    """Content of a bundle for one kernel."""
-
-    kernel: str
-    problems: int
-    """Number of tuned problems."""
-    cubins: int
-    """Number of compiled configurations; one that is compiled for two architectures counts twice."""
-    architectures: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class WrittenBundle(Result):
-    """A bundle that was written."""
-
-    file: Path
-    digest: str
-    """SHA-256 of its content."""
-    size_bytes: int
-    kernels: tuple[BundleEntry, ...]
-    notices: tuple[str, ...]
-    """Architectures and configurations that were left out and why, one line each."""
-
-    def _headline(self) -> str:
-        return f"{self.file} ({bytes_text(self.size_bytes)}): {', '.join(entry.kernel for entry in self.kernels)}"
-
-    def _parts(self) -> Iterator[Part]:
-        """Yield the file, then one line for each kernel."""
-        yield [("bundle", f"{self.file} ({bytes_text(self.size_bytes)})"), ("digest", self.digest)]
-        rows = [
-            (name, f"{problems:,}", f"{cubins:,}", " ".join(built)) for name, problems, cubins, built in self.kernels
-        ]
-        headings = ("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
-        yield ResultTable(headings, rows, is_wrapped=True)
-        yield from self.notices
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the file and what it holds."""
-        return {
-            "file": str(self.file),
-            "digest": self.digest,
-            "bytes": self.size_bytes,
-            "kernels": [{**entry._asdict(), "architectures": list(entry.architectures)} for entry in self.kernels],
-            "notices": list(self.notices),
-        }
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ExportedModels(Result):
-    """Models of time of an operation that were written to files."""
-
-    files: tuple[Path, ...]
-
-    def _headline(self) -> str:
-        return f"{plural(len(self.files), 'model')} exported"
-
-    def _parts(self) -> Iterator[Part]:
-        yield "\n".join(f"exported {file}" for file in self.files)
-
-    def to_json(self) -> Any:
-        """Return the files."""
-        return {"action": "exported", "format": "model", "files": [str(file) for file in self.files]}
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ExportedPlan(Result):
-    """A plan that was made; ``file`` is where it was written to, None if it was not."""
-
-    plan: TuningPlan
-    file: Path | None
-
-    def _headline(self) -> str:
-        problems = plural(len(self.plan.problems), "problem")
-        return f"{problems} in {self.file}" if self.file is not None else f"a plan of {problems}"
-
-    def _parts(self) -> Iterator[Part]:
-        if self.file is None:
-            yield self.text.rstrip("\n")
-        else:
-            yield f"{self._headline()}; tune them with `autotile tune --plan {self.file}`"
-
-    @property
-    def text(self) -> str:
-        """The plan as TOML."""
-        from autotile.tuning.plan import plan_text
-
-        return plan_text(self.plan.problems)
-
-    def to_json(self) -> Any:
-        """Return the file and the number of problems; and the plan itself if it was not written."""
-        problems = len(self.plan.problems)
-        written = {"file": str(self.file)} if self.file is not None else {"plan": self.text}
-        return {"action": "exported", "format": "plan", **written, "problems": problems}
+def _transferred(
+    action: str, file: Path, file_format: str, problem: Problem, *, device: str, count: int, **details: Any
+) -> Written:
+    """Return trials that were ``exported``, ``imported`` or ``recorded``; the name of a replayed device is marked."""
+    counted, place = plural(count, "configuration"), f"{file} ({file_format})"
+    facts: Facts = [(action, f"{counted} of {problem} on {device}"), ("file", place)]
+    return Written(
+        file,
+        f"{problem} on {device}: {counted} {action}, {place}",
+        [[*facts, *((label.replace("_", " "), str(value)) for label, value in details.items())]],
+        {
+            "action": action,
+            "file": str(file),
+            "format": file_format,
+            **problem_document(problem),
+            "device": device,
+            "configurations": count,
+            **details,
+        },
+    )
 
 
 @checked_except("kernel", "device", "format")
@@ -248,7 +100,7 @@ def export(
     progress: bool | Observer = False,
     announce: Callable[[str], None] = lambda _: None,
     **named_sizes: int,
-) -> Transfer | ExportedHeader | WrittenBundle | ExportedModels | ExportedPlan | Recorded:
+) -> Written | Recorded:
     """Write results to a file: trials, a recording, a C++ header, a bundle or a plan.
 
     A C++ header holds all problems that are tuned of the kernel where no sizes are given. A bundle holds the
@@ -302,7 +154,7 @@ def export(
 
     Returns
     -------
-    Transfer, ExportedHeader, WrittenBundle, ExportedModels, ExportedPlan or Recorded
+    Written or Recorded
         What was written; a `Recorded` without a path if the user interrupted the measurement.
 
     Raises
@@ -341,10 +193,16 @@ def export(
                 "a plan is of the misses of one kernel, or of all; expected `autotile export [KERNEL] ...`"
             )
         from autotile.api.plans import plan
+        from autotile.tuning.plan import plan_text
 
         missed = [name for name, _ in selected]
         made = plan(*missed, captured=captured, output=output, device=device, database=database)
-        return ExportedPlan(made, None if output is None else Path(output))
+        problems, text = len(made.problems), plan_text(made.problems)
+        counted, written = plural(problems, "problem"), {"plan": text} if output is None else {"file": str(output)}
+        headline = f"a plan of {counted}" if output is None else f"{counted} in {output}"
+        shown = text.rstrip("\n") if output is None else f"{headline}; tune them with `autotile tune --plan {output}`"
+        document = {"action": "exported", "format": "plan", **written, "problems": problems}
+        return Written(None if output is None else Path(output), headline, [shown], document)
     if not selected:
         raise InputError("no kernel is named; expected `autotile export KERNEL [SIZE=N ...] -o FILE`")
     if output is None and not is_measured:
@@ -364,7 +222,10 @@ def export(
     if not is_measured and (operation := named_operation(name)) is not None:
         if given or device is not None or format != "t4" or l2 is not None:
             raise InputError(f"{name} is an operation, of which models are exported: give no sizes, format, GPU or L2")
-        return ExportedModels(tuple(export_models(operation, str(output), dtype=dtype, database=database)))
+        models = export_models(operation, str(output), dtype=dtype, database=database)
+        document = {"action": "exported", "format": "model", "files": [str(model) for model in models]}
+        shown = "\n".join(f"exported {model}" for model in models)
+        return Written(Path(str(output)), f"{plural(len(models), 'model')} exported", [shown], document)
     if format == "c-header":
         if given:
             loaded, problem = open_problem(name, given, dtype)
@@ -375,7 +236,18 @@ def export(
         cubins = write_shipped_header(shipment, element_type, header)
         problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
         namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
-        return ExportedHeader(header, namespace, cubins, problems, shipment.notices)
+        held = f"{plural(problems, 'tuned problem')}, {plural(len(cubins), 'cubin')}"
+        facts: Facts = [("exported", f"{held} beside the header"), ("header", str(header)), ("namespace", namespace)]
+        document = {
+            "action": "exported",
+            "format": "c-header",
+            "file": str(header),
+            "namespace": namespace,
+            "cubins": list(cubins),
+            "problems": problems,
+            "notices": list(shipment.notices),
+        }
+        return Written(header, f"{namespace}: {held}, {header}", [facts, *shipment.notices], document)
     loaded, problem = open_problem(name, given, dtype)
     announce(sizes_notice(loaded.spec, problem.sizes, given))
     if is_measured:
@@ -389,7 +261,9 @@ def export(
             return done
         details = {"valid": done.header.valid_configs, "seconds": round(done.seconds, 3)}
         gpu = done.header.key.gpu_name
-        return Transfer("recorded", done.path, "recording", problem, gpu, done.configurations, details)
+        return _transferred(
+            "recorded", done.path, "recording", problem, device=gpu, count=done.configurations, **details
+        )
     return _export_trials(loaded, problem, output_path(str(output)), format, device=device, database=database, l2=l2)
 
 
@@ -429,7 +303,7 @@ def import_(
     dtype: str | None = None,
     database: str | Path | None = None,
     **named_sizes: int,
-) -> Transfer:
+) -> Written:
     """Read results of another tool.
 
     They go into the database, where those of a file that was imported before are not stored again, or into a recording.
@@ -464,9 +338,7 @@ def import_(
     if output is not None and database is not None:
         raise InputError("results go into a recording or into a database; give --output or --db")
     path = user_path(file, "a file of results")
-    with suppress(InputError):  # no profile: the name of a GPU
-        device = device and device_profile(device).name
-    results = read_results(path, format, kernel=kernel, gpu_name=device)
+    results = read_results(path, format, kernel=kernel, gpu_name=device and gpu_name_of(device))
     key = results.key(merge_sizes(sizes, named_sizes) or None, dtype)
     details: dict[str, object] = {"recording": str(output)}
     added = count = len(results.trials)
@@ -478,7 +350,7 @@ def import_(
             known = [f"{count - added:,} of the file's {count:,} were imported before"] if added < count else []
             details = {"study": study, "database": opened.location}
             details |= {"note": "; ".join(notes)} if (notes := [*known, *opened.notices]) else {}
-    return Transfer("imported", path, results.format, key.problem, key.gpu_name, added, details)
+    return _transferred("imported", path, results.format, key.problem, device=key.device_label, count=added, **details)
 
 
 @checked_except("kernels")
@@ -489,7 +361,7 @@ def bundle(
     architectures: Sequence[str] = (),
     dtype: str | None = None,
     database: str | Path | None = None,
-) -> WrittenBundle:
+) -> Written:
     """Pack tuned kernels into one file that serves them without a compiler and without a database.
 
     The file holds the search-space files, the results, and cubins of the winners and of the defaults.
@@ -519,7 +391,7 @@ def bundle(
     Examples
     --------
     >>> bundle(["sgemm_2d", ("matmul_tiled", {"M": 64, "N": 64, "K": 64})], output="app.autotile")  # doctest: +SKIP
-    <WrittenBundle: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
+    <Written: app.autotile (1.2 MiB): sgemm_2d, matmul_tiled>
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
     selected, file = list(map(_selection, entries)), check_output(output)
@@ -531,11 +403,27 @@ def bundle(
         raise InputError(f"a bundle holds a kernel once, and two of {', '.join(names)} have the same name; make two")
     digest = write_bundle(file, packed, images, __version__)
     notices = tuple(notice for shipment in shipments for notice in shipment.notices)
-    contents = tuple(
-        BundleEntry(one.kernel.name, len(one.winners), len(one.cubins), (*dict.fromkeys(c.target for c in one.cubins),))
+    contents = [  # a configuration that is compiled for two architectures has two cubins
+        (one.kernel.name, len(one.winners), len(one.cubins), [*dict.fromkeys(cubin.target for cubin in one.cubins)])
         for one in packed
+    ]
+    size_bytes = file.stat().st_size
+    place = f"{file} ({bytes_text(size_bytes)})"
+    rows = [(name, f"{problems:,}", f"{cubins:,}", " ".join(built)) for name, problems, cubins, built in contents]
+    headings = ("kernel", f"{RIGHT}problems", f"{RIGHT}cubins", "architectures")
+    fields = ("kernel", "problems", "cubins", "architectures")
+    return Written(
+        file,
+        f"{place}: {', '.join(names)}",
+        [[("bundle", place), ("digest", digest)], ResultTable(headings, rows, is_wrapped=True), *notices],
+        {
+            "file": str(file),
+            "digest": digest,
+            "bytes": size_bytes,
+            "kernels": [dict(zip(fields, entry, strict=True)) for entry in contents],
+            "notices": list(notices),
+        },
     )
-    return WrittenBundle(file, digest, file.stat().st_size, contents, notices)
 
 
 def _selection(entry: Any) -> _Selection:
@@ -566,7 +454,7 @@ def _export_trials(
     device: int | str | None,
     database: str | Path | None,
     l2: L2Mode | None,
-) -> Transfer:
+) -> Written:
     """Write the trials of the newest study of a problem to a file, one of the present version of the kernel if any."""
     opened = open_for_reading(database)
     if opened is None:
@@ -632,4 +520,4 @@ def _export_trials(
         header = RecordingHeader(key, parameters, study.device, settings=origin, chosen="those that a search tried")
         write_recording(path, header, [stored.trial for stored in trials if stored.trial.outcome.is_finding])
     gpu = key.device_label
-    return Transfer("exported", path, file_format, problem, gpu, len(trials), details)
+    return _transferred("exported", path, file_format, problem, device=gpu, count=len(trials), **details)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotile.api.targets import merge_sizes, problem_document, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
-from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.device import DeviceProperties, gpu_name_of
 from autotile.core.documents import attributes, to_document
 from autotile.core.dtypes import known_dtype
 from autotile.core.model import (
@@ -34,6 +35,7 @@ from autotile.core.text import (
     Part,
     Result,
     ResultTable,
+    Written,
     bytes_text,
     duration_text,
     interval_text,
@@ -765,33 +767,6 @@ def trials(
     return TrialList(tuple(found[:limit]), study)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class WrittenReport(Result):
-    """A report that was written."""
-
-    path: Path
-    title: str
-    studies: int
-    trials: int
-    size_bytes: int
-
-    def to_json(self) -> Any:
-        """Return the document that ``autotile report --json`` prints."""
-        return to_document(asdict(self))
-
-    def _headline(self) -> str:
-        return f"{self.path}: {self.summary}"
-
-    @property
-    def summary(self) -> str:
-        """Content of the page, and its size."""
-        studies = plural(self.studies, "tuned problem")
-        return f"{studies}, {plural(self.trials, 'trial')}, {bytes_text(self.size_bytes)}"
-
-    def _parts(self) -> Iterator[Part]:
-        yield [("page", str(self.path)), ("title", self.title), ("shows", self.summary)]
-
-
 @checked_except()  # its device is a name
 def report(
     kernel: KernelName | None = None,
@@ -806,7 +781,7 @@ def report(
     database: str | Path | None = None,
     announce: Callable[[str], None] = lambda _: None,
     **named_sizes: int,
-) -> WrittenReport | DatabaseComparison:
+) -> Written | DatabaseComparison:
     """Write a page with charts and tables of what is stored.
 
     It is one file, which opens offline in a browser. Plotly draws its charts (`pip install 'autotile[report]'`).
@@ -849,7 +824,7 @@ def report(
     Examples
     --------
     >>> report("sgemm_2d", M=4096, N=4096, K=4096)  # doctest: +SKIP
-    <WrittenReport: report.html: 1 tuned problem, 200 trials, 5.14 MiB>
+    <Written: report.html: 1 tuned problem, 200 trials, 5.14 MiB>
     """
     from autotile.report.page import write_page
 
@@ -895,15 +870,18 @@ def report(
                 load_kernel(kernel)  # a misspelt name is an error of its own
             asked = f"autotile tune {kernel or 'KERNEL'}"
             raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
-        with suppress(InputError):  # the GPU of a result may have no profile
-            device = device_profile(device).name if device is not None else None
+        gpu_name = gpu_name_of(device) if device is not None else None
         with opened:
-            data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=device)
+            data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=gpu_name)
         if isinstance(kernel, str | Path) and is_path(str(kernel)):
             data = replace(data, path=str(kernel))
     write_page(report_page(data), path)
     shown = sum(len(study.newest) for study in data.studies)
-    return WrittenReport(path, data.title, len(data.studies), shown, path.stat().st_size)
+    studies, size_bytes = len(data.studies), path.stat().st_size
+    content = f"{plural(studies, 'tuned problem')}, {plural(shown, 'trial')}, {bytes_text(size_bytes)}"
+    facts: Facts = [("page", str(path)), ("title", data.title), ("shows", content)]
+    document = {"path": path, "title": data.title, "studies": studies, "trials": shown, "size_bytes": size_bytes}
+    return Written(path, f"{path}: {content}", [facts], to_document(document))
 
 
 _PERCENTAGE = re.compile(r"\A([0-9]{1,4}(?:\.[0-9]{1,6})?) ?%\Z")
@@ -911,9 +889,8 @@ _PERCENTAGE = re.compile(r"\A([0-9]{1,4}(?:\.[0-9]{1,6})?) ?%\Z")
 
 def read_percentage(given: str | float) -> float:
     """Return the fraction that a percentage such as ``5%`` states, or a number as it is; an `InputError` if neither."""
-    if not isinstance(given, str):
-        return float(given)
-    found = _PERCENTAGE.match(given.strip())
-    if found is None:
+    found = _PERCENTAGE.match(given.strip()) if isinstance(given, str) else None
+    share = float(found[1]) / 100.0 if found is not None else -1.0 if isinstance(given, str) else float(given)
+    if not 0.0 <= share < math.inf:
         raise InputError(f"--fail-if-slower {given!r} is no percentage; expected one such as 5% or 2.5%")
-    return float(found[1]) / 100.0
+    return share

@@ -149,6 +149,10 @@ class CommandLine(TyperGroup):
             discard_output(sys.stdout)  # Python would write it again at exit
             show_error(str(error), type(error).__name__, as_json=False)
             code = NOTHING_FOUND
+        except SystemExit as left:
+            if not isinstance(left.__context__, BrokenPipeError):
+                raise
+            code = 0  # Rich ended the process as a pipe was closed, by ``head`` for example, while it showed a help
         sys.exit(code if isinstance(code, int) else 0)
 
     def _run(self, words: list[str], as_json: bool, settings: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from autotile.cli.output import NOTHING_FOUND, UnwrittenAnswerError, discard_output, notice
+from autotile.cli.output import NOTHING_FOUND, notice, print_line
 from autotile.core.documents import Count, Finite, Name, convert, decode_json, encode_json
 from autotile.core.model import Value
 from autotile.errors import AutotileError, DataError, InputError, WorkerError
@@ -48,7 +48,7 @@ def drive(tune: Callable[..., Any], places: Sequence[Any], arguments: Mapping[st
     The exit code is 1 if no configuration ran.
     """
     result = tune(*places, **arguments, search=serve, announce=notice)
-    _write({"result": result.to_json()})
+    print_line(encode_json({"result": result.to_json()}))
     if result.winner is None:
         raise typer.Exit(NOTHING_FOUND)
 
@@ -81,7 +81,6 @@ def serve(session: TuningSession) -> None:
                     raise
             _write({**named, **answer})
     except BrokenPipeError:
-        discard_output(sys.stdout)  # Python would write it again at exit
         notice("the program that reads the answers has ended; the result is stored")
 
 
@@ -130,10 +129,5 @@ def _ready(session: TuningSession) -> dict[str, Any]:
 
 
 def _write(answer: Mapping[str, Any]) -> None:
-    try:
-        sys.stdout.write(encode_json(answer) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UnwrittenAnswerError(f"{error.strerror}: the answer cannot be written; trials are stored") from None
+    if not print_line(encode_json(answer)):
+        raise BrokenPipeError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -51,16 +52,22 @@ class UnwrittenAnswerError(AutotileError):
     """Standard output cannot be written: it is a file on a full disk, for example."""
 
 
-@contextlib.contextmanager
-def _answering() -> Iterator[None]:
-    """Turn an error of writing to standard output into an `UnwrittenAnswerError`; a closed pipe is Typer's."""
+def _answer(write: Callable[[], object]) -> bool:
+    """Call a function that writes to standard output; an `UnwrittenAnswerError` if it cannot be written.
+
+    A closed pipe is none: who reads the answer, such as ``head``, has seen enough. False is returned then, and whatever
+    else is written is discarded.
+    """
     try:
-        yield
+        write()
+        sys.stdout.flush()
     except BrokenPipeError:
-        raise
+        discard_output(sys.stdout)  # Python would write it again at exit
+        return False
     except OSError as error:
         message = f"{error.strerror}: the answer cannot be written; what was stored is kept"
         raise UnwrittenAnswerError(message) from None
+    return True
 
 
 def show(result: Result, *, as_json: bool) -> None:
@@ -68,10 +75,9 @@ def show(result: Result, *, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    rendered = render(result)
-    with _answering():
-        print_trimmed(console(sys.stdout), rendered)
-        sys.stdout.flush()
+    rendered, screen = render(result), console(sys.stdout)
+    screen.on_broken_pipe = partial(discard_output, sys.stdout)  # type: ignore[method-assign]  # Rich would exit
+    _answer(lambda: print_trimmed(screen, rendered))
 
 
 def print_json(document: Any) -> None:
@@ -79,10 +85,9 @@ def print_json(document: Any) -> None:
     print_line(encode_json(document, indent=2))
 
 
-def print_line(text: str) -> None:
-    """Print a text as the answer of a command."""
-    with _answering():
-        print(text, flush=True)
+def print_line(text: str) -> bool:
+    """Print a text as the answer of a command; return False if nobody reads it any more."""
+    return _answer(lambda: print(text))
 
 
 STANDARD_OUTPUT = "-"
@@ -105,9 +110,7 @@ def write_table_file(file: str, columns: ColumnTable, row: str, *, as_parquet: b
             raise InputError("Parquet is not written to standard output; name a file")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not have every character
-        with _answering():
-            columns.write_csv(sys.stdout)
-            sys.stdout.flush()
+        _answer(lambda: columns.write_csv(sys.stdout))
         return
     path = output_path(file)
     try:
@@ -246,8 +249,7 @@ def examples(*lines: str) -> str:
 def help_without_command(context: typer.Context) -> None:
     """Print the help of a group if none of its commands is named."""
     if context.invoked_subcommand is None:
-        with _answering():
-            typer.echo(context.get_help())
+        _answer(lambda: typer.echo(context.get_help()))
         raise typer.Exit
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 import msgspec
 import numpy as np
 
-from autotile.errors import InputError
+from autotile.errors import InputError, type_text
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -35,7 +35,7 @@ def check_value(name: str, value: object, hint: Any) -> None:
     try:
         text = repr(value)
     except Exception:
-        text = f"a {type(value).__name__}"
+        text = type_text(type(value))
     shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     raise InputError(f"{name} is {shown}, expected {_expected(hint)}")
 
@@ -151,4 +151,4 @@ def _expected(hint: Any) -> str:
         is_pair = known is tuple and inner[-1] is not Ellipsis
         each = "" if inner[0] is Any else f", each {_expected(inner[0])}"
         return f"a tuple of {' and '.join(map(_expected, inner))}" if is_pair else f"a list{each}"
-    return f"a {known.__name__}"
+    return type_text(known)

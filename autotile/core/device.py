@@ -126,6 +126,14 @@ def device_profile(name: str) -> DeviceProperties:
     raise InputError(f"no GPU profile is named {name!r}; {hint}known: {', '.join(files)}")
 
 
+def gpu_name_of(name: str) -> str:
+    """Return the name by which CUDA knows the GPU of a profile; the name itself where there is no such profile."""
+    try:
+        return device_profile(name).name
+    except InputError:
+        return name
+
+
 def is_name_of(name: str, gpu: DeviceProperties) -> bool:
     """Return True if a name is that of a GPU or of its profile."""
     if name.casefold() == gpu.name.casefold():

@@ -27,7 +27,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import msgspec
 from msgspec import Meta
 
-from autotile.errors import DataError
+from autotile.errors import DataError, type_text
 
 Schema = TypeVar("Schema")
 
@@ -213,7 +213,7 @@ def toml_text(document: Mapping[str, Any]) -> str:
         elif isinstance(value, Mapping):
             tables.append((f"[{_key(name)}]", value))
         else:
-            raise TypeError(f"{name} is a {type(value).__name__}, expected a table")
+            raise TypeError(f"{name} is {type_text(type(value))}, expected a table")
     sections = []
     for heading, table in tables:
         lines = [f"{_key(name)} = {toml_value(value)}" for name, value in table.items() if value is not None]
@@ -234,7 +234,7 @@ def toml_value(value: Any) -> str:
         return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    raise TypeError(f"{value!r} is a {type(value).__name__}, which TOML cannot hold")
+    raise TypeError(f"{value!r} is {type_text(type(value))}, which TOML cannot hold")
 
 
 def _key(name: str) -> str:

@@ -9,7 +9,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
@@ -242,6 +244,28 @@ class Result:
 
     def _repr_html_(self) -> str:
         return html_of(self._headline(), self._parts())
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Written(Result):
+    """What was written to a file, or read from one; ``file`` is None where there is none, such as of a plan."""
+
+    file: Path | None
+    headline: str
+    parts: Sequence[Part]
+    document: Mapping[str, Any]
+    """Everything that is known of it, as ``--json`` prints it: the ``digest`` of a bundle, the ``cubins`` of a header,
+    the number of ``configurations`` of an export."""
+
+    def _headline(self) -> str:
+        return self.headline
+
+    def _parts(self) -> Iterable[Part]:
+        return self.parts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document."""
+        return dict(self.document)
 
 
 _MAX_HTML_ROWS = 100

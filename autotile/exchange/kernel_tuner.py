@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeGuard
 import msgspec
 from msgspec.structs import replace
 
+from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.documents import Count, Name, NonNegative, Text, convert, decode_json, encode_json, read_regular
 from autotile.core.dtypes import known_dtype
@@ -198,6 +199,7 @@ class ImportedResults:
         named = dict(stated if sizes is None else sizes)
         least = int((sizes is None and not names) or 0 not in self.problem_size)
         for name, value in named.items():
+            check_value(f"size {name}", value, int)
             if not least <= value <= MAX_SIZE:
                 raise InputError(f"size {name} is {value}, expected {least} to {MAX_SIZE}")
         # Kernel Tuner's problem size is that of the grid: sizes, such as those of a matrix, or products of some.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.text import plural
-from autotile.errors import InputError, SpecError, listing, nearest
+from autotile.errors import InputError, SpecError, listing, nearest, type_text
 from autotile.kernel.expressions import Environment, Expression, Location, Node, is_keyword, python_source
 from autotile.kernel.functions import Operand
 from autotile.kernel.sources import global_functions, read_text
@@ -439,7 +439,7 @@ def build_document(
         "launch": launched,
         "steps": [_launch(step, name) for step in steps],
         "arguments": tables,
-        "reference": _reference(reference, tables, launched, arrays, name),
+        "reference": _reference(reference, tables, launched, arrays, kernel=name, code=code),
         "work": _given(work),
     }
     sections = _mapping(sections, "sections", name)
@@ -471,7 +471,7 @@ def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
 def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
     """Return a mapping that the caller gave; empty for None."""
     if value is not None and not isinstance(value, Mapping):
-        what = f"expected a mapping, got {value!r:.60}, a {type(value).__name__}"
+        what = f"expected a mapping, got {value!r:.60}, {type_text(type(value))}"
         raise SpecError(what, source=python_source(kernel), key=key)
     return dict(value or {})
 
@@ -497,7 +497,7 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, ha
     are_all_read = bool(names) and all(names) and not has_macro
     if are_all_read and not has_steps and len(passed) == len(arguments) != len(names):
         found = f"{entry} takes {plural(len(names), 'parameter')} ({', '.join(names)})"
-        fault = f"{found}, but {len(arguments)} are listed; list one for each"
+        fault = f"{found}, but {plural(len(arguments), 'is', 'are')} listed; list one for each"
         raise SpecError(f"{python_source(kernel)}: [arguments]: {fault}")
     return {f"argument_{number}": value for number, value in enumerate(arguments)}
 
@@ -539,7 +539,7 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
         return Scalar(value.dtype, value.item()).to_table()
     raise SpecError(
         f"expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file; got "
-        f"a {type(value).__name__}",
+        f"{type_text(type(value))}",
         source=python_source(kernel),
         key=key,
     )
@@ -583,7 +583,9 @@ def _reference(
     arguments: Mapping[str, Mapping[str, Any]],
     launch: Mapping[str, Any],
     arrays: dict[str, NDArray[Any]],
+    *,
     kernel: str,
+    code: str,
 ) -> dict[str, Any]:
     """Return ``[reference]`` for any of the forms that `autotile.kernel` accepts."""
     written = [name for name, table in arguments.items() if table.get("access") in ("out", "inout")]
@@ -593,6 +595,16 @@ def _reference(
         return {"function": function_name(reference)}
     if isinstance(reference, str):
         if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
+            function = reference.partition("<")[0].rpartition("::")[2]
+            is_elsewhere = re.search(rf'\b{function}\b|##|#\s*include\s*"', code)  # made by a macro, or in a header
+            if not is_elsewhere:
+                known = [*arguments, *(each.name for each in global_functions(code))]
+                raise SpecError(
+                    f"{reference!r} is neither an argument nor a function of the code{nearest(function, known)}; "
+                    "expected an expression of arguments, or the name of a __global__ function",
+                    source=python_source(kernel),
+                    key="reference",
+                )
             return {"kernel": reference, **{key: launch[key] for key in _LAUNCH_KEYS if key in launch}}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if not isinstance(reference, Mapping):
@@ -633,7 +645,7 @@ def _plain(value: Any, key: str, kernel: str) -> Any:
     if isinstance(value, str | int | float):
         return value
     raise SpecError(
-        f"expected text, numbers, booleans, or lists and tables of them; got {value!r:.60}, a {type(value).__name__}",
+        f"expected text, numbers, booleans, or lists and tables of them; got {value!r:.60}, {type_text(type(value))}",
         source=python_source(kernel),
         key=key,
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
-from autotile.errors import SpecError, listing, nearest
+from autotile.errors import SpecError, listing, nearest, type_text
 from autotile.kernel.expressions import (
     NOUNS,
     RESERVED,
@@ -256,7 +256,7 @@ def describe(value: Any) -> str:
         return f"the number {value}" if not 10**30 <= abs(value) < math.inf else "a number of more than 30 digits"
     if isinstance(value, str):
         return f"the string {value[:60]!r}"
-    return "a table" if isinstance(value, dict) else f"a {type(value).__name__}"
+    return "a table" if isinstance(value, dict) else type_text(type(value))
 
 
 def _key_lines(text: str) -> dict[str, int]:

@@ -73,7 +73,8 @@ class CacheFile:
         document = _read(self.path)
         for name in ("device_name", "kernel_name", "problem_size", "tune_params_keys"):
             expected, found = self._header.get(name), document.get(name)
-            if expected is not None and found is not None and not _same(expected, found):
+            is_known = expected not in (None, "callable") and found is not None  # a function is not compared with sizes
+            if is_known and not _same(expected, found):
                 raise InputError(
                     f"the cache {self.path} has the {name} {found!r}, but this call {expected!r}; name another file"
                 )

@@ -452,6 +452,7 @@ def _rule(restriction: Restriction, codec: ParameterCodec) -> Callable[..., Any]
         names = tuple(name for name in codec.values if name in read)
     elif names is None:
         names = tuple(codec.values)
+    rule.__name__ = "<lambda>"  # messages call it a function
     arguments = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names or tuple(codec.values)[:1]]
     rule.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
     return rule

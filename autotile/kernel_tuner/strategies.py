@@ -125,6 +125,8 @@ def choose_strategy(
     if strategy == "random_sample":
         check_options("fraction")
         share = _limit(given, "fraction") or _RANDOM_SHARE
+        if share > 1:
+            raise InputError(f"strategy_options['fraction'] is {share:g}, expected a share of the space, at most 1")
         return chosen("random", count=trials if trials or budget_s else max(1, int(share * combinations)))
     if isinstance(strategy, str):
         runs_here = any(option not in _LIMITS for option in given)

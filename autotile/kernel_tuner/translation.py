@@ -27,8 +27,8 @@ from autotile.core.model import Outcome, config_text
 from autotile.core.text import plural
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import device_count, live_device
-from autotile.errors import InputError
-from autotile.kernel.expressions import is_c_identifier
+from autotile.errors import InputError, SpecError, type_text
+from autotile.kernel.expressions import is_c_identifier, python_source
 from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
@@ -268,12 +268,19 @@ class ScriptKernel:
             "arguments": arguments,
             "reference": self._reference(names, written, answered),
         }
-        spec = parse_spec(
-            toml_text(document),
-            str(session_folder() / f"{plain_name}.toml"),
-            predicates=restriction_rules(self.restrictions, codec),
-            functions=functions,
-        )
+        try:
+            spec = parse_spec(
+                toml_text(document),
+                python_source(plain_name),
+                folder=str(session_folder()),
+                predicates=restriction_rules(self.restrictions, codec),
+                functions=functions,
+            )
+        except SpecError as error:
+            if error.key != "default":
+                raise
+            lacking = f"no configuration of {self.name} meets the restrictions and has at most 1024 threads a block"
+            raise InputError(f"{lacking}; relax them, or list other values") from None
         inspection, check, shown = None, self.check, answered if self.answer is not None else list(arrays)
         if check is not None:
             inspection = Inspection(
@@ -470,7 +477,7 @@ def _scalar_table(index: int, argument: Any) -> dict[str, Any]:
         return {"scalar": "uint64", "value": 0}  # a null pointer
     if not isinstance(argument, np.generic | int | float | np.ndarray):
         raise InputError(
-            f"argument {index} is a {type(argument).__name__}, expected an array of NumPy, CuPy or PyTorch, a NumPy "
+            f"argument {index} is {type_text(type(argument))}, expected an array of NumPy, CuPy or PyTorch, a NumPy "
             "number such as numpy.int32(5), or None for a null pointer"
         )
     value = np.asarray(argument)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.errors import InputError
+from autotile.errors import InputError, type_text
 from autotile.kernel_tuner.parameters import computed, evaluate
 from autotile.kernel_tuner.parameters import replace_param_occurrences as replace_param_occurrences
 
@@ -112,7 +112,7 @@ def process_metrics(params: dict[str, Any], metrics: Mapping[str, Any] | None) -
     They are string expressions, or functions of such a dictionary, by name; anything else is an `InputError`.
     """
     if not isinstance(metrics or {}, Mapping):
-        raise InputError(f"metrics is a {type(metrics).__name__}, expected a dictionary, whose order is kept")
+        raise InputError(f"metrics is {type_text(type(metrics))}, expected a dictionary, whose order is kept")
     for name, metric in (metrics or {}).items():
         if not isinstance(metric, str) and not callable(metric):
             raise InputError(f"the metric {name} is {metric!r}, expected a string or a function")

@@ -556,7 +556,7 @@ def parallel_coordinates_chart(study: StudyData) -> Chart:
     axes = [*({"name": each, "values": list(map(str, listed))} for each, (listed, _) in varied.items())]
     meta = {"axes": [*axes, {"name": "time"}]}
     made = figure([lines], height=400, margin={"l": 48, "r": 48, "t": 56, "b": 24}, meta=meta)
-    summary = f"Each of {len(drawn):,} lines is a configuration; the darkest are the fastest."
+    summary = f"Each of {len(drawn):,} lines is a configuration; the strongest are the fastest."
     left_out = f"{len(drawn):,} of {len(timed):,} configurations are drawn, the fastest among them."
     return Chart(name, title, made, summary, note=left_out if len(drawn) < len(timed) else "")
 

@@ -109,6 +109,7 @@ class LiveSession(msgspec.Struct):
         last_at = self.last_at or self.started_at
         silent_s = (now - last_at).total_seconds()
         state = "ended" if self.ended_at is not None else "silent" if silent_s > _SILENT_S else "running"
+        state = state if self.study.key.template_hash else "imported"
         last = self.ended_at or (last_at if state == "silent" else now)
         key, progress = self.study.key, None
         if self.tried is not None:  # how far the search is, and about how long it takes yet
@@ -137,7 +138,7 @@ class LiveSession(msgspec.Struct):
             "database": self.location,
             "state": state,
             "trials": self.trials,
-            "elapsed": duration_text(max((last - self.started_at).total_seconds(), 0.0)),
+            "elapsed": "" if state == "imported" else duration_text(max((last - self.started_at).total_seconds(), 0.0)),
             "progress": progress,
             "silent": duration_text(max(silent_s, 0.0)),
         }

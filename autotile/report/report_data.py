@@ -169,7 +169,7 @@ def _report(
             kept.add(study.study_id)
             room -= study.trials
     others = tuple(study for study in tried if study.study_id not in kept)
-    notices = (f"{plural(len(others), 'older study', 'older studies')} are listed without charts",) if others else ()
+    notices = (f"{plural(len(others), 'older study is', 'older studies are')} listed without charts",) if others else ()
     studies = tuple(StudyReader(database, study).read() for study in tried if study.study_id in kept)
     return ReportData(
         title=study_title(studies[0].key) if len(studies) == 1 and not others and not operations else title,

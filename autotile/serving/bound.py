@@ -29,7 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
+from autotile.core.documents import Bytes, Positive, attributes, to_document
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Problem, Resources, config_text
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.launch import StepLaunch
@@ -592,7 +592,7 @@ def capture(
     Raises
     ------
     InputError
-        There is no folder, or ``kernel`` is no served kernel.
+        There is no folder, ``kernel`` is no served kernel, or a maximum is not a positive number.
 
     Examples
     --------
@@ -602,8 +602,8 @@ def capture(
     from autotile.serving.launching import CaptureFolder
 
     check_value("folder", folder, str | Path | None)
-    check_value("calls", calls, int)
-    check_value("limit_bytes", limit_bytes, int)
+    check_value("calls", calls, Positive)
+    check_value("limit_bytes", limit_bytes, Bytes)
     expect_served(kernel, "capture")
     chosen = absolute_path(folder, "a folder of captured calls") if folder is not None else read_settings().capture
     if chosen is None:

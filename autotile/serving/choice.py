@@ -16,6 +16,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, Measurement, Problem, Resources, config_key, config_text
+from autotile.core.text import interval_text, time_text
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
 from autotile.kernel.library import Kernel
 from autotile.settings import read_settings
@@ -70,8 +71,8 @@ class Contender(msgspec.Struct, frozen=True, gc=False):
         if self.time_us is None:
             return "not known"
         if self.doubt is None:
-            return f"{_digits(self.time_us)} us {'replayed' if self.source == 'replayed' else 'measured'}"
-        return f"{_digits(self.time_us)} us expected (+-{100 * self.doubt:.0f} %)"
+            return f"{time_text(self.time_us)} {'replayed' if self.source == 'replayed' else 'measured'}"
+        return f"{time_text(self.time_us)} expected (+-{100 * self.doubt:.0f} %)"
 
     def to_json(self) -> dict[str, Any]:
         """Return every field as JSON values."""
@@ -346,7 +347,6 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
         took = "It took" if choice.tier == "exact" else "There it took"
         if choice.tier == "family" and choice.tuned_sizes is not None:
             took = f"At {config_text(choice.tuned_sizes)}, the nearest problem where it was timed, it took"
-        interval = f"{_digits(measured.low_us)} to {_digits(measured.high_us)}"
         when = ""
         if choice.tuned_at is not None:
             days = (datetime.now(UTC) - choice.tuned_at).days
@@ -354,7 +354,8 @@ def explain(problem: Problem, device: DeviceProperties, choice: Choice) -> str:
             ahead = f", on {choice.tuned_at:%Y-%m-%d} by a clock ahead of this one"
             when = f" when tuned{ahead}" if days < -1 else f" when tuned {age}"
         state = "launched one by one by the host" if measured.l2 == "eager" else f"{measured.l2} L2"
-        sentences.append(f"{took} {_digits(measured.time_us)} us (95 % interval {interval}, {state}){when}.")
+        interval = f"95 % interval {interval_text(measured)}"
+        sentences.append(f"{took} {time_text(measured.time_us)} ({interval}, {state}){when}.")
     if choice.aged:
         sentences.append(
             f"It has aged ({'; '.join(choice.aged)}); `autotile verify {problem.kernel}` measures it again."
@@ -416,11 +417,6 @@ def _reason(choice: Choice) -> str:
         is_nearest = compared is None or compared.is_nearest
         how = "is the nearest that was tuned on this GPU" if is_nearest else "was among the fastest at other sizes"
     return f"It {how}: {differences}. Rules and limits hold here too."
-
-
-def _digits(time_us: float) -> str:
-    """Format a time with four significant digits, all integer digits, and no exponent."""
-    return f"{time_us:.0f}" if time_us >= 1000 else f"{time_us:.4g}"
 
 
 def _rough(time_us: float) -> str:

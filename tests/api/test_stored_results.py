@@ -138,13 +138,13 @@ def scale(tuned, scale_toml):
 
 
 def test_trials_and_a_header_are_exported(scale, tmp_path):
-    assert autotile.export(scale, {"n": N}, output=tmp_path / "x", device="h200").configurations == 12
+    assert autotile.export(scale, {"n": N}, output=tmp_path / "x", device="h200").document["configurations"] == 12
     made = autotile.export(scale, n=N, output=tmp_path / "results.json")
-    assert (made.device, made.file_format) == ("NVIDIA H200 (replayed)", "t4")
+    assert (made.document["device"], made.document["format"]) == ("NVIDIA H200 (replayed)", "t4")
     done = f"12 configurations exported, {tmp_path / 'results.json'} (t4)"
-    shows(made, f"<Transfer: scale n=1048576 float32 on NVIDIA H200 (replayed): {done}>", "<th>study</th>")
+    shows(made, f"<Written: scale n=1048576 float32 on NVIDIA H200 (replayed): {done}>", "<th>study</th>")
     made = autotile.export(scale, output=str(tmp_path / "scale.hpp"), format="c-header")
-    line = f"<ExportedHeader: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
+    line = f"<Written: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
     shows(made, line, "2 cubins beside the header")
     for kernel, file_format, said in (
         (scale, "csv", "there is no format 'csv'; expected one of t4,"),
@@ -160,10 +160,11 @@ def test_trials_and_a_header_are_exported(scale, tmp_path):
 def test_a_bundle_is_of_a_kernel_or_several_or_one_problem(scale, tmp_path):
     for number, kernels in enumerate([scale, [str(scale)], [(scale, {"n": N})], [(scale, None)]]):
         made = autotile.bundle(kernels, output=tmp_path / f"{number}.autotile")  # type: ignore[arg-type]
-        assert made.kernels == (("scale", 1, 2, ("sm_90",)),)
+        held = {"kernel": "scale", "problems": 1, "cubins": 2, "architectures": ["sm_90"]}
+        assert made.document["kernels"] == [held]
         kernel = autotile.get_best_kernel("scale", n=N, device="h200", bundle=made.file)
         assert kernel.config == {"THREADS": 256, "WORK": 4}
-    shows(made, f"<WrittenBundle: {made.file} ({bytes_text(made.size_bytes)}): scale>")
+    shows(made, f"<Written: {made.file} ({bytes_text(made.document['bytes'])}): scale>")
     for nothing, said in (
         ([], "no kernel is named"),
         ([3], "3 is no kernel; expected a name"),

@@ -29,6 +29,7 @@ extern "C" __global__ void scale(const float* x, float* y, int n, float factor) 
     for (int i = first; i < first + WORK && i < n; ++i) y[i] = factor * x[i];
 }
 """
+WITH_NAIVE = CODE + "__global__ void naive(const float* x, float* y, int n, float factor) { *y = factor * *x; }\n"
 
 
 def scale(source=CODE, entry="scale", **changed):
@@ -214,7 +215,7 @@ class TestReferences:
         ],
     )
     def test_each_form_is_that_of_a_file(self, given, expected):
-        assert scale(reference=given).document["reference"] == expected
+        assert scale(WITH_NAIVE, reference=given).document["reference"] == expected
 
     def test_a_function_has_a_name_that_changes_with_its_code(self):
         functions = [lambda x: 2 * x, lambda x: 2 * x, lambda x: 3 * x, np.negative]
@@ -233,8 +234,12 @@ class TestReferences:
         (file,) = spec.reference.files.values()
         assert (np.load(Path(spec.folder) / file) == answer).all()
 
+    @pytest.mark.parametrize("more", ['#include "references.cuh"\n', "#define MADE(name) void name##_of_all() {}\n"])
+    def test_a_function_that_the_code_does_not_name_may_be_in_a_header_or_made_by_a_macro(self, more):
+        assert scale(more + CODE, reference="naive").document["reference"] == {"kernel": "naive", **LAUNCH}
+
     def test_tolerances(self):
-        assert scale(reduction="n", reference="naive").document["reference"]["reduction"] == "n"
+        assert scale(WITH_NAIVE, reduction="n", reference="naive").document["reference"]["reduction"] == "n"
         assert scale(tolerance=1e-3).definition.spec.reference.tolerance == 1e-3
         assert scale(tolerance={"y": {"absolute": 0.1}}).definition.spec.reference.tolerances["y"].absolute == 0.1
 
@@ -291,6 +296,7 @@ MISTAKES = {
     "[default['WORK']]: the number 3 is not among the values": {"default": {"THREADS": 128, "WORK": 3}},
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
+    "[reference]: 'xx' is neither an argument nor a function of the code; did you mean 'x'?": {"reference": "xx"},
     "[reference['tolerance']]: expected a finite number, got the number nan": {"tolerance": math.nan},
     "[reference['outputs']]: expected a mapping, got 5": {"reference": {"outputs": 5}},
     "[reference]: expected a mapping, got 6": {"sections": {"reference": 6}, "tolerance": 1.0},
@@ -388,8 +394,8 @@ def test_rules_that_are_functions_hold_for_one_configuration_and_for_what_is_exp
     assert autotile.db_clean(scale(), stale=True, dry_run=True).studies == ()
     for one, problems in ((scale(), 1), (kernel, 0)):
         file = {"output": tmp_path / "scale.hpp", "architectures": ["sm_90"]}
-        assert autotile.export(one, **file, format="c-header").problems == problems
-        assert [each.problems for each in autotile.bundle(one, **file).kernels] == [problems]
+        assert autotile.export(one, **file, format="c-header").document["problems"] == problems
+        assert [each["problems"] for each in autotile.bundle(one, **file).document["kernels"]] == [problems]
     assert "scale" in repr(autotile.bundle([(scale(), {"n": 1048576})], **file))
     assert kernel.explain(THREADS=64, WORK=2, device="h200").fault == ""
     assert kernel.explain(THREADS=64, WORK=4, device="h200").fault != ""

@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -272,6 +273,32 @@ def test_a_closed_pipe_is_not_an_error_and_ascii_terminals_are_served(tmp_path):
             check=True,
         )
         assert (done.stdout, done.stderr) == (shown, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("--help", 0, ""),
+        ("tune --help", 0, ""),
+        ("devices", 0, ""),
+        ("devices --json", 0, ""),
+        ("space matmul_tiled --device h200 --sample 1 --csv -", 0, "not given, so as in the search-space file: "),
+        ("trials --json", 2, "error: Missing argument 'KERNEL'; see `autotile trials --help`\n"),
+    ],
+)
+def test_who_does_not_read_the_answer_changes_no_exit_code(words, code, told):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "autotile", *words.split()]
+        done = subprocess.run(
+            command, env=child_environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == code
+    assert done.stderr.startswith(told)
+    assert told or not done.stderr
 
 
 @pytest.mark.parametrize(

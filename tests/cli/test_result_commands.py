@@ -152,6 +152,7 @@ class TestExchange:
         words = ("import", path, "n=1048576", "--db", tmp_path / "other.db", "--json")
         first, again = (run(*words).document for _ in range(2))
         assert (first["configurations"], first["study"], first["database"]) == (12, 1, str(tmp_path / "other.db"))
+        assert first["device"] == done["device"] == "NVIDIA H200 (replayed)"
         assert (again["configurations"], again["note"]) == (0, "12 of the file's 12 were imported before")
         (study,) = run("list", "--db", tmp_path / "other.db", "--json").document
         assert study["best"]["config"] == {"THREADS": 256, "WORK": 4}
@@ -452,5 +453,5 @@ def test_contenders_of_an_operation_are_marked_as_replayed():
     measured = (Contender("first", {}, 10.0, source="replayed"), Contender("second", {}, 11.0))
     choice = Choice("exact", {}, contenders=measured)
     text = explain(Problem("op", {"n": 1}, "float32"), device_profile("h200"), choice)
-    assert "first 10 us replayed; second 11 us measured" in text
+    assert "first 10.00 us replayed; second 11.00 us measured" in text
     assert json.dumps(measured[0].to_json()["source"]) == '"replayed"'

@@ -227,6 +227,8 @@ class TestImport:
     def test_sizes_that_contradict_those_of_the_file_are_refused(self, theirs, sizes):
         with pytest.raises(InputError, match=r"problem size 4096 x 2, which .* contradicts"):
             read_results(theirs).key(sizes)
+        with pytest.raises(InputError, match="size N is '7', expected a whole number"):
+            read_results(theirs).key({"N": "7"})
         assert read_results(theirs).key({"A": 64, "B": 64, "C": 2, "FLAG": 1}).sizes["C"] == 2
 
     def test_a_finished_file_is_read_and_a_line_that_was_cut_short_loses_only_itself(self, theirs):

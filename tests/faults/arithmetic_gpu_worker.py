@@ -41,7 +41,7 @@ def _run(config: Mapping[str, Any], limit_us: float | None, stage: Stage) -> Rea
 
 
 def _saved(config: Mapping[str, Any]) -> str:
-    spec = parse_spec(_open["spec_text"], _open["spec_source"])
+    spec = parse_spec(_open["spec_text"], _open["spec_source"], folder=_open["spec_folder"])
     contents = {buffer.name: buffer.content for buffer in spec.buffers}
     a, b = (
         np.load(content.path)

@@ -377,6 +377,9 @@ def test_a_simulation_takes_the_times_of_the_cache(cached, strategy):
         ({"strategy_options": {"max_fevals": float("inf")}}, "expected a number of at least 1"),
         ({"strategy_options": {"time_limit": float("nan")}}, "expected a positive number"),
         ({"strategy": "random_sample", "strategy_options": {"fraction": "x"}}, "expected a positive number"),
+        ({"strategy": "random_sample", "strategy_options": {"fraction": 2}}, "'fraction'] is 2, .* at most 1"),
+        ({"restrictions": lambda p: p["blok"]}, r"^<kernel add>: \[rules\['restriction_1'\]\]: a function raises Key"),
+        ({"restrictions": "unused > 4"}, "^no configuration of add meets the restrictions and has at most 1024"),
         ({"restrictions": ["blok > 1"], "simulation_mode": True}, "known are block_size_x, unused$"),
         ({"restrictions": ("unused > 1", ["blok"])}, "'blok', which is no parameter; known are block_size_x, unused$"),
         ({"grid_div_x": ["block_size_x", "unused - unused"]}, r"the grid of .* cannot be computed: .*division by zero"),
@@ -392,6 +395,14 @@ def test_a_simulation_takes_the_times_of_the_cache(cached, strategy):
 def test_an_argument_that_cannot_be(cached, given, said):
     with pytest.raises(InputError, match=said):
         tuned(params=SPACE, cache=cached, **given)
+
+
+def test_a_problem_size_that_is_a_function_is_not_compared_with_that_of_the_cache(cached):
+    given = {"arguments": arguments(), "tune_params": SPACE, "cache": cached, "simulation_mode": True, "quiet": True}
+    found, _ = tune_kernel("add", ADD, lambda p: N, **given)
+    assert len(found) == 20
+    with pytest.raises(InputError, match=f"has the problem_size {N}, but this call {2 * N}"):
+        tune_kernel("add", ADD, 2 * N, **given)
 
 
 def test_names_that_nothing_has_are_said(cached):

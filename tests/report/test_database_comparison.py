@@ -251,7 +251,7 @@ class TestExitCode:
         assert "no configuration works in the other" in out
 
     def test_what_is_no_percentage(self):
-        for text in ("5", "0.05", "-5%", "five%", "", "1e3%", "5%%"):
+        for text in ("5", "0.05", "-5%", "five%", "", "1e3%", "5%%", -0.05, math.nan, math.inf):
             with pytest.raises(InputError, match="expected one such as 5%"):
                 read_percentage(text)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from browsing import served
 from interrupts import heeded_interrupts
+from msgspec import structs
 from report_studies import Session as Sessions
 from report_studies import store_session
 from sqlalchemy import Executable, select, update
@@ -158,6 +159,12 @@ class TestState:
         assert len(set(versions)) == 3
         session.run = start_run(session.database, session.study, sampler="random", host="a host")
         assert listed() == ("running", 0)  # the newest run of the study
+
+    def test_an_import_is_no_session_that_ended_at_once(self, client, path, key, device):
+        with closing(Session(path, structs.replace(key, template_hash=""), device).database) as imported:
+            end_run(imported, 1, {})
+            (found,) = client.state()["sessions"]
+        assert (found["state"], found["elapsed"]) == ("imported", "")
 
     def test_one_that_stores_nothing_may_have_been_killed_and_only_some_kernels(self, client, session, path):
         before = (datetime.now(UTC) - timedelta(hours=1)).isoformat()

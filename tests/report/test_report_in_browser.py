@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from itertools import pairwise
 
 import pytest
@@ -97,6 +98,8 @@ def test_the_table_sorts_filters_and_is_exported(opened):
         button.send_keys(Keys.ENTER)  # as the keyboard does
         times = [float(row[2].replace(",", "")) for row in rows(page) if row[2]]
         assert times == sorted(times, reverse=is_descending)
+        digits = {len(re.sub(r"\D", "", text.lstrip("0."))) for row in rows(page) for text in row[2:5] if text}
+        assert digits == {6}, "zeros at the end are left out"
     assert page.run(f"return {heading}.parentElement.getAttribute('aria-sort')") == "descending"
     filtered(page, "outcome=ok BM=64")
     assert {(row[1], row[9]) for row in rows(page)} == {("ok", "64")}

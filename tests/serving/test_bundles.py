@@ -203,7 +203,7 @@ class TestArchitectures:
         with pytest.raises(InputError, match="'sm_9' is no architecture"):
             exchange.bundle(store.path, output=path, architectures=["sm_9"])
         written = exchange.bundle(store.path, output=path, architectures=["sm_90", "sm_80", "sm_86"])
-        assert written.kernels[0].architectures == ("sm_90", "sm_80", "sm_86")
+        assert written.document["kernels"][0]["architectures"] == ["sm_90", "sm_80", "sm_86"]
         assert ask(path, 4096).tier == "exact"
         for device, target in (("a100", "sm_80"), ("rtx-3090", "sm_86"), ("rtx-4090", "sm_86")):
             kernel = ask(path, 4096, device=device)
@@ -332,8 +332,8 @@ class TestOperations:
         monkeypatch.setattr(bundles, "shipped_rules", lambda kernel, dtype: [])
         path = tmp_path / "matmul.autotile"
         made = exchange.export("matmul", output=path, format="bundle", dtype="float32")
-        (entry,) = made.kernels
-        assert (entry.kernel, entry.architectures) == ("sgemm", ("sm_90",))
+        (entry,) = made.document["kernels"]
+        assert (entry["kernel"], entry["architectures"]) == ("sgemm", ["sm_90"])
         held = [cubin.config for cubin in Bundle(path).kernel("sgemm").cubins]
         assert all(one.config in held for one in (*few, winner))
         kernel, any_of_them = (self.ask(path, library=library) for library in (False, True))

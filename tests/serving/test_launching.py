@@ -20,7 +20,7 @@ from autotile.core.model import LaunchGeometry
 from autotile.cuda import function as functions
 from autotile.cuda import toolchain
 from autotile.cuda.function import ParameterBlock
-from autotile.errors import ArgumentError
+from autotile.errors import ArgumentError, InputError
 from autotile.kernel.arguments import TensorMap, Workspace
 from autotile.serving import arrays as array_module
 from autotile.serving import choice, launching
@@ -372,6 +372,11 @@ class TestCalls:
             launch(array_at(0), Y)
         assert written == [0, 1, 3]  # that wrapper captures one call
         assert kernel.launch_at(7, (ADDRESS, Y.data.ptr))
+
+    @pytest.mark.parametrize("wrong", [{"calls": 0}, {"calls": -1}, {"calls": 1.5}, {"limit_bytes": -1}])
+    def test_limits_of_captured_calls_that_are_none(self, kernel, wrong, tmp_path):
+        with pytest.raises(InputError, match=f"{min(wrong)} is {wrong[min(wrong)]}, expected a whole number"):
+            capture(kernel, tmp_path, **wrong)
 
     @pytest.mark.parametrize(
         ("scalars", "said"),

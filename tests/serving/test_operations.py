@@ -128,7 +128,7 @@ class TestExpected:
             ("cublas", 6.0, 0.05, True),
             ("sgemm", 7.0, 0.2, False),
         ]
-        assert "sgemm_ws 5 us expected (+-5 %)" in found.explain()
+        assert "sgemm_ws 5.000 us expected (+-5 %)" in found.explain()
         sizes, kernels, asked = model.asked[0]
         assert sizes["M"] == 1000
         assert kernels == {"sgemm", "sgemm_ws", "gemm_small"} & kernels

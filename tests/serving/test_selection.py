@@ -309,7 +309,7 @@ def test_the_explanation_of_an_exact_result(store):
     assert kernel.explain() == (
         "scale n=4096 float32 on NVIDIA H200 is served THREADS=256 WORK=4. "
         "It was tuned for exactly this problem on this GPU. "
-        "It took 10 us (95 % interval 9.9 to 10.1, cold L2) when tuned today."
+        "It took 10.00 us (95 % interval 9.900 to 10.10, cold L2) when tuned today."
     )
 
 
@@ -329,7 +329,7 @@ def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key(store):
         "scale n=4096 float32 on NVIDIA GeForce RTX 3090 is served THREADS=256 WORK=4. It was tuned elsewhere: "
         "GPU NVIDIA H200 instead of NVIDIA GeForce RTX 3090; number of SMs 132 instead of 82. Rules and limits "
         "hold here too. By the measurements there, it is expected to take 0.50 times as long here as what an empty "
-        "database serves (default), 0.45 to 0.56 times. There it took 12346 us (95 % interval 12222 to 12469, cold "
+        "database serves (default), 0.45 to 0.56 times. There it took 12,346 us (95 % interval 12,222 to 12,469, cold "
         "L2) when tuned today. The time was replayed from a recording, not measured on this machine."
     )
 
@@ -623,8 +623,8 @@ class TestFamilies:
         assert large.explain() == (
             "scale n=50001 float32 on NVIDIA H200 is served THREADS=256 WORK=4. A rule chose it for the family "
             "n=1000..100000, learned from 1 of its problems, which lost 2.0 % on average when left out. Rules and "
-            "limits hold here too. At n=100000, the nearest problem where it was timed, it took 11 us (95 % interval 9 "
-            "to 12, cold L2) when tuned today."
+            "limits hold here too. At n=100000, the nearest problem where it was timed, it took 11.00 us (95 % "
+            "interval 9.000 to 12.00, cold L2) when tuned today."
         )
 
     def test_rules_that_come_with_autotile_serve_behind_the_users(self, store, tmp_path, monkeypatch):

@@ -290,6 +290,8 @@
       this.place = place;
       this.data = data;
       this.rows = data.rows;
+      const decimals = (cell) => (typeof cell === "number" ? (String(cell).split(".")[1] || "").length : 0);
+      this.decimals = data.columns.map((_, index) => Math.min(4, this.rows.reduce((most, row) => Math.max(most, decimals(row[index])), 0)));
       this.sort = { column: -1, up: true };
       this.page = 0;
       this.brushed = [];
@@ -394,7 +396,11 @@
     }
 
     number(value, index) {
-      return this.data.columns[index][2] ? value.toLocaleString("en", { maximumSignificantDigits: 6 }) : String(value);
+      const [, unit, isNumber] = this.data.columns[index], digits = this.decimals[index];
+      if (!isNumber) return String(value);
+      return value.toLocaleString("en", unit === "\u00b5s" && digits
+        ? { minimumSignificantDigits: 6, maximumSignificantDigits: 6 }
+        : { minimumFractionDigits: digits, maximumFractionDigits: digits });
     }
 
     csv() {
@@ -482,6 +488,7 @@
     const STATES = {
       running: (session) => `running, ${session.elapsed}`,
       ended: (session) => `ended after ${session.elapsed}`,
+      imported: () => "imported",
       silent: (session) => `no trial for ${session.silent}: it compiles, or it was killed`,
     };
 
