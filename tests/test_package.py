@@ -142,7 +142,7 @@ torch._C._are_functorch_transforms_active, torch.autograd.forward_ad._current_le
 
     def test_it_is_imported_when_it_is_used(self):
         before = "import autotile\nassert 'autotile.torch' not in sys.modules\n"
-        code = self.TORCH + before + "a = types.SimpleNamespace(shape=(2, 2))\n"
+        code = self.TORCH + before + "a = types.SimpleNamespace(shape=(2, 2), is_cuda=True)\n"
         code += "assert autotile.torch.matmul(a, a) == (a, a, True)\n"
         assert "autotile.torch" in imported(code)[0]
 

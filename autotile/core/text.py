@@ -248,7 +248,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Written(Result):
-    """What was written to a file, or read from one; ``file`` is None where there is none, such as of a plan."""
+    """Outcome of writing or reading a file; ``file`` is None where there is none, such as of a plan."""
 
     file: Path | None
     headline: str

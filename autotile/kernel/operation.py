@@ -101,7 +101,7 @@ class Operation(msgspec.Struct, frozen=True, dict=True):
     """Names that limit how it is computed, 0 or 1."""
     dtypes: tuple[str, ...]
     entries: Mapping[str, Table]
-    """What the file states of each kernel, by the key of its table."""
+    """Statements of the file on each kernel, by the key of its table."""
     libraries: tuple[str, ...]
     source: str
     folder: Path
