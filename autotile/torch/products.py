@@ -180,11 +180,11 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     Raises
     ------
     ArgumentError
-        Shapes or dtypes do not match.
+        Shapes, dtypes or devices do not match.
     InputError
         No kernel computes such a product.
     RuntimeError, TypeError
-        By PyTorch: leading axes cannot be broadcast, a factor has no axis or is no tensor, or devices do not match.
+        By PyTorch: leading axes cannot be broadcast, a factor has no axis or is no tensor, or the first is on the CPU.
     """
     if not getattr(a, "is_cuda", False):
         return _torch_matmul(a, b)
