@@ -36,6 +36,9 @@ L2Mode = Literal["cold", "hot", "eager"]
 """State of the L2 cache before each launch: overwritten, or as the one before left it. Or ``eager``: the latter, where
 the host launches one by one, so that its part counts."""
 
+DTYPE_BYTES = "dtype_bytes"
+"""Name in expressions: bytes of an element of the problem's type."""
+
 OBJECTIVE, COST, METRIC = "objective", "objective_cost", "metric."
 """Names in `Trial.telemetry`: value of the session's objective, what the search minimised, and prefix of metrics."""
 
@@ -115,6 +118,20 @@ class Problem:
     def __str__(self) -> str:
         sizes = [f"{name}={value}" for name, value in self.sizes.items()]
         return " ".join([self.kernel, *sizes, self.dtype])
+
+    @property
+    def names(self) -> dict[str, int]:
+        """The value of every name that an expression may use of a problem: sizes, flags and `DTYPE_BYTES`."""
+        from autotile.core.dtypes import DTYPES  # imports NumPy
+
+        names = dict(self.sizes)
+        if self.dtype in DTYPES:  # a stored one may be of another version
+            names[DTYPE_BYTES] = DTYPES[self.dtype].size_bytes
+        return names
+
+    def at(self, sizes: Mapping[str, int]) -> Problem:
+        """Return the problem of the same kernel and dtype with other sizes and flags."""
+        return Problem(self.kernel, sizes, self.dtype)
 
 
 class LaunchGeometry(msgspec.Struct, frozen=True, gc=False):

@@ -128,7 +128,7 @@ def compile_job(
         options = (*spec.options, *options)
         return CompileJob(source=source, source_hash=digest, entry=spec.entry, options=options, **shared)
     sizes = sizes if sizes is not None else spec.sizes
-    names = {**sizes, **config}
+    names = {**spec.at(sizes, dtype).names, **config}
     arguments = build.arguments(names)
     flags = {name: sizes[name] for name in spec.flags}
     texts = {name: macro_text(value) for name, value in {**config, **flags}.items()}

@@ -27,7 +27,7 @@ from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.arguments import encode_value
 from autotile.kernel.expressions import ArrayExpression, Matmul, ShapeOnly
 from autotile.kernel.inputs import expected_file
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import KernelSpec, reference_spec
@@ -248,18 +248,19 @@ class ExpectedOutputs:
     ) -> dict[str, ReferenceOutput]:
         """Return the values of the expressions; the decoded inputs are free again when this returns."""
         spec, expected = self.spec, dict[str, ReferenceOutput]()
+        names = spec.at(sizes, self.dtype).names
         whole = {s.name for s in spec.scalars if DTYPES[s.element_type(self.dtype)].is_integer}
         environment: dict[str, Any] = {
             name: int(value) if name in whole and np.ndim(value) == 0 else value for name, value in scalars.items()
         }
-        environment |= sizes  # a scalar may pass a size, which is exact
+        environment |= names  # a scalar may pass a size, which is exact
         for name, buffer in inputs.items():  # whole numbers stay whole, and exact
             kind = self._element_type(name, sizes)
             environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
         solution = ReferenceSolution(environment, self.support)
         for name, expression in spec.reference.outputs.items():
             place = f"{spec.source}: [reference] outputs.{name} at {at}"
-            shape = spec.buffer(name).array_shape(sizes)
+            shape = spec.buffer(name).array_shape(names)
             expected[name] = solution.output(name, expression, shape, self._element_type(name, sizes), place)
         return expected
 
@@ -303,7 +304,8 @@ class ExpectedOutputs:
         assert declared is not None
         spec = reference_spec(self.spec, self.dtype, sizes)
         config = {name: sizes.get(name, value) for name, value in spec.default.items()}
-        names = known_names(spec, config, sizes, device)
+        problem = spec.at(sizes, self.dtype)
+        names = known_names(spec, config, problem, device)
         key = tuple(sizes.values())  # macros may depend on all
         if key not in self._functions:
             kernel = replace(source, spec=spec)
@@ -318,14 +320,14 @@ class ExpectedOutputs:
             compiled = cubin.functions[job.entry]
             fault = signature_fault(spec, spec.steps[0], self.dtype, compiled.parameter_bytes, kernel.source)
             if fault:
-                problem = fault.replace("[arguments]", "arguments of [reference]")
-                raise InputError(f"{self.spec.source}: [reference] kernel {declared.entry}: {problem}")
+                fault = fault.replace("[arguments]", "arguments of [reference]")
+                raise InputError(f"{self.spec.source}: [reference] kernel {declared.entry}: {fault}")
             module = Module(cubin.path)
             self._functions[key] = module.function(compiled.symbol), module.pointer
         function, module_pointer = self._functions[key]
-        data = LaunchData.of(spec, self.dtype, names)
-        plan = LaunchPlan.of(spec, config, sizes, device)
-        geometry = launch_geometry(spec, config, sizes, device)
+        data = LaunchData.of(spec, config, problem, device)
+        plan = LaunchPlan.of(spec, config, problem, device)
+        geometry = plan.main.geometry
         kinds = {s.name: DTYPES[s.element_type(self.dtype)] for s in spec.scalars}
         values = {**scalars, **dict(plan.main.scalars)}
         types = {buffer.name: DTYPES[buffer.element_type(self.dtype, sizes)] for buffer in spec.buffers}
@@ -336,7 +338,7 @@ class ExpectedOutputs:
             made: dict[str, GuardedBuffer] = {}
             for buffer in spec.buffers:
                 kind = types[buffer.name]
-                made[buffer.name] = GuardedBuffer(buffer.extents(sizes), kind, self.support)
+                made[buffer.name] = GuardedBuffer(buffer.extents(names), kind, self.support)
                 if buffer.is_initialized:
                     given = self._element_type(buffer.name, sizes)
                     if given == kind:
@@ -393,7 +395,8 @@ class ExpectedOutputs:
         return first
 
     def _checked(self, name: str, values: Any, sizes: Mapping[str, int], place: str) -> ReferenceOutput:
-        dtype, shape = self._element_type(name, sizes), self.spec.buffer(name).array_shape(sizes)
+        shape = self.spec.buffer(name).array_shape(self.spec.at(sizes, self.dtype).names)
+        dtype = self._element_type(name, sizes)
         return checked_output(values, name, shape, dtype, place=place, support=self.support)
 
     def _element_type(self, name: str, sizes: Mapping[str, int]) -> Dtype:

@@ -32,7 +32,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, decode_scalar
 from autotile.kernel.inputs import input_maker
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
 from autotile.kernel.spec import KernelSpec, Tolerance
 
 _ROUNDING, _LONG_SUM = 0.01, 100.0
@@ -108,12 +108,14 @@ class ProblemInstance:
         like: Sequence[ProblemInstance] = (),
     ) -> None:
         self.sizes = dict(sizes)
+        self._problem = spec.at(self.sizes, dtype)
+        self._names = self._problem.names
         self._spec = spec
         self._dtype = dtype
         self._support = support
         self._check = check
         self._references = references or ExpectedOutputs(spec, dtype, support)
-        self._scalars = problem_scalars(spec, sizes, dtype, check=check)
+        self._scalars = problem_scalars(spec, self._problem, check=check)
         self._buffers: dict[str, GuardedBuffer] = {}
         identity = self._data_identity if like else None
         twin = next((one for one in like if one._data_identity == identity), None)
@@ -134,16 +136,16 @@ class ProblemInstance:
     def _data_identity(self) -> Any:
         """All that determines the buffers, the inputs and the expected outputs."""
         buffers = [
-            (b.name, b.extents(self.sizes), self._element_type(b.name).name, b.init, b.content, b.is_written)
+            (b.name, b.extents(self._names), self._element_type(b.name).name, b.init, b.content, b.is_written)
             for b in self._spec.buffers
         ]
         operands = {
-            scalar.name: scalar.given(self.sizes, check=self._check)
+            scalar.name: scalar.given(self._names, check=self._check)
             for scalar in self._spec.scalars
             if scalar.is_operand and not scalar.repeats_size
         }
         names = frozenset[str]().union(*(e.names for e in self._spec.reference.outputs.values()))
-        used = {name: size for name, size in self.sizes.items() if name in names}
+        used = {name: size for name, size in self._names.items() if name in names}
         return buffers, operands, used, self._spec.reference.meaning(), self._dtype, self._check
 
     @property
@@ -185,10 +187,9 @@ class ProblemInstance:
 
         Raise `ConfigError` if a workspace has a negative extent; `ToolchainError` if the driver refuses a tensor map.
         """
-        names = known_names(self._spec, config, self.sizes, device)
-        data = LaunchData.of(self._spec, self._dtype, names)
+        of = self._spec, config, self._problem, device
+        plan, data = LaunchPlan.of(*of), LaunchData.of(*of)
         workspaces = {w.name: workspace_buffer(w, self._support) for w in data.workspaces if w.size_bytes}
-        plan = LaunchPlan.of(self._spec, config, self.sizes, device)
         arguments = pack_launches(
             self._spec,
             plan,
@@ -364,7 +365,7 @@ class ProblemInstance:
             found = Tolerance(reference.tolerance)
         if found is None:
             inputs = [self._element_type(b.name) for b in self._spec.buffers]
-            reduction = int(reference.reduction.evaluate(self.sizes))
+            reduction = int(reference.reduction.evaluate(self._names))
             found = Tolerance(output_tolerance(self._element_type(name), inputs, reduction))
         return found
 
@@ -383,7 +384,7 @@ class ProblemInstance:
         return made
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
-        return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
+        return GuardedBuffer(buffer.extents(self._names), self._element_type(buffer.name), self._support)
 
     def _element_type(self, name: str) -> Dtype:
         return DTYPES[self._spec.buffer(name).element_type(self._dtype, self.sizes)]
@@ -423,7 +424,7 @@ class Instances:
 
     def of(self, config: Config) -> ProblemInstance:
         """Return the instance that a configuration runs on; errors are those of `ProblemInstance`."""
-        names = self.spec.shaped_sizes(self.sizes, config)
+        names = self.spec.shaped(self.spec.at(self.sizes), config).sizes
         key = tuple(names[name] for name in self.spec.shaping)
         if key in self._kept:
             self._kept.move_to_end(key)

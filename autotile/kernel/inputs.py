@@ -37,24 +37,25 @@ def input_maker(
     kept: dict[str, Array] = {}
     contents = [b.content for b in spec.buffers if isinstance(b.content, InputExpression)]
     used = frozenset[str]().union(*(content.inputs for content in contents))  # contents are computed from them
+    names = spec.at(sizes, dtype).names
 
     def stored(name: str) -> Array:
         if name in kept:
             return kept[name]
         buffer = spec.buffer(name)
-        shape, element_type = buffer.array_shape(sizes), buffer.element_type(dtype, sizes)
+        shape, element_type = buffer.array_shape(names), buffer.element_type(dtype, names)
         if buffer.content is None:
             made = make_input(buffer, shape, element_type, seed)
         elif isinstance(buffer.content, InputFile):
             made = buffer.content.read(name, shape, DTYPES[element_type])
         else:
-            known: dict[str, Any] = {**sizes}
+            known: dict[str, Any] = {**names}
             for scalar in spec.scalars:
                 if scalar.is_operand:
-                    value = scalar.given(sizes, check=check)
+                    value = scalar.given(names, check=check)
                     known[scalar.name] = np.asarray(value) if isinstance(value, tuple) else value
             for other in buffer.content.inputs - known.keys():
-                known[other] = DTYPES[spec.buffer(other).element_type(dtype, sizes)].decode(stored(other))
+                known[other] = DTYPES[spec.buffer(other).element_type(dtype, names)].decode(stored(other))
             made = _encoded(name, buffer.content.values(known, shape, name, seed), DTYPES[element_type])
         if name in used:
             kept[name] = made
@@ -115,9 +116,10 @@ def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str
     """Return why a problem has no inputs: a file does not hold enough; "" if it has all."""
     for buffer in spec.buffers:
         if isinstance(buffer.content, InputFile):
-            name = buffer.element_type(dtype, sizes)
+            names = spec.at(sizes, dtype).names
+            element = DTYPES[buffer.element_type(dtype, names)]
             try:
-                buffer.content.mapped(buffer.name, buffer.array_shape(sizes), DTYPES[name])
+                buffer.content.mapped(buffer.name, buffer.array_shape(names), element)
             except InputError as error:
                 return str(error)
     return ""

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import structs
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
-from autotile.core.model import Problem
+from autotile.core.model import DTYPE_BYTES, Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
@@ -73,7 +73,7 @@ class Member(msgspec.Struct, frozen=True):
         The problem is one of the operation, with its conditions among the sizes. Without a device, conditions on
         ``device.*`` hold.
         """
-        given = problem.sizes
+        given = problem.names
         if problem.dtype not in self.dtypes or any(given[name] != value for name, value in self.required.items()):
             return None
         if self.when is not None:
@@ -180,6 +180,7 @@ def parse_operation(text: str, source: str, *, folder: Path = Path()) -> Operati
             )
     every = {**sizes, **flags, **conditions}
     kinds: dict[str, Kind] = {name: "boolean" if name in {*flags, *conditions} else "number" for name in every}
+    kinds[DTYPE_BYTES] = "number"
     name = table.matching("name", KERNEL_NAME, NAME_RULE)
     content = [name, *(f"{size}={value}" for size, value in {**sizes, **flags}.items()), *dtypes]
     operation = Operation(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
-from autotile.core.model import Value
+from autotile.core.model import DTYPE_BYTES, Value
 from autotile.errors import SpecError
 from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
 from autotile.kernel.functions import Kind
@@ -94,7 +94,8 @@ def parse_spec(
     ragged_table.allow(sizes)
     given = {name: ragged_table.whole_number(name, minimum=1) for name in ragged_table.data}
     ragged = {**derived_ragged(sizes), **given, **flags}
-    problem = ProblemSection({**sizes, **flags}, ragged, tuple(flags), dtypes)
+    of_dtype = {DTYPE_BYTES: DTYPES[dtypes[0]].size_bytes}
+    problem = ProblemSection({**sizes, **flags, **of_dtype}, {**ragged, **of_dtype}, tuple(flags), dtypes)
     own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
     all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}
     values, computed = document.table("computed", optional=True), []
@@ -137,16 +138,16 @@ def parse_spec(
         template=kernel.matching("template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=kernel.texts("options", optional=True),
         include=kernel.texts("include", optional=True),
-        build=parse_build(kernel, own_kinds, [*own_kinds.keys() - sizes.keys()]),
+        build=parse_build(kernel, own_kinds, [*flags, *names]),
         architecture=kernel.matching("architecture", ARCHITECTURE, "a target such as 'sm_90a'") if has_target else None,
         minimum_compute_capability=(
             kernel.matching("minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'")
             if has_minimum
             else None
         ),
-        sizes=problem.sizes,
+        sizes={**sizes, **flags},
         flags=problem.flags,
-        ragged=problem.ragged,
+        ragged=ragged,
         dtypes=dtypes,
         parameters=parameters,
         default=_default(document, parameters, (*rules, *heuristics), problem.sizes, steps),
@@ -169,7 +170,7 @@ def parse_spec(
     for argument in arguments:
         if isinstance(argument, TensorMapArgument | TextureArgument):
             table = document.table("arguments").table(argument.name)
-            argument.check_ragged({**spec.ragged, **spec.default}, dtypes, table)
+            argument.check_ragged({**problem.ragged, **spec.default}, dtypes, table)
     if conflict := target_conflict(spec):
         raise kernel.error("architecture", conflict)
     return spec

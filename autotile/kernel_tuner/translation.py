@@ -524,7 +524,7 @@ def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
     device = checked_device(device_index, "and run_kernel needs one; see `autotile doctor`")
     problem = resolve_problem(kernel.spec, {}, None, defaults=True)
     config = dict(kernel.spec.default)
-    if reason := check_config(kernel.spec, config, problem.sizes, device, problem.dtype):
+    if reason := check_config(kernel.spec, config, problem, device):
         raise InputError(f"{described.name} cannot run with {config_text(config)}: {reason}")
     settings = read_settings()
     job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)

@@ -25,7 +25,7 @@ from autotile.core.model import (
     config_key,
     config_text,
 )
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
 from autotile.kernel.library import Kernel
 from autotile.settings import read_settings
 
@@ -238,11 +238,8 @@ class KernelCode:
         That the value of a scalar, computed from the problem sizes, does not fit in its type is an `ArgumentError`.
         """
         spec, problem = self.definition.spec, self.problem
-        return (
-            LaunchPlan.of(spec, self.config, problem.sizes, self._device),
-            problem_scalars(spec, problem.sizes, problem.dtype, check=False),
-            LaunchData.of(spec, problem.dtype, known_names(spec, self.config, problem.sizes, self._device)),
-        )
+        of = spec, self.config, problem, self._device
+        return LaunchPlan.of(*of), problem_scalars(spec, problem, check=False), LaunchData.of(*of)
 
     @property
     def cubin(self) -> CachedCubin:

@@ -99,10 +99,10 @@ def choose_backend(
     except InputError:  # raised after what may be wrong with the kernel or the problem: it would hide that
         device = device_profile(_PROFILE)
         check_memory(kernel.spec, problem, device)
-        shaped = kernel.spec.shaped_sizes(problem.sizes, kernel.spec.default)
-        if missing := missing_input(kernel.spec, shaped, problem.dtype):
+        shaped = kernel.spec.shaped(problem, kernel.spec.default)
+        if missing := missing_input(kernel.spec, shaped.sizes, problem.dtype):
             raise InputError(missing) from None
-        feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
+        feasible_space(kernel.spec, problem, device)
         job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
         with suppress(ToolchainError, WorkerError):
             compiled = compile_in_worker(job, settings, options.compile_deadline_s)
@@ -198,6 +198,6 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
             (problem.sizes, SECOND_SEED, False),
         )
         if not missing_input(spec, given, problem.dtype)
-        for sizes in shaped_problems(spec, given)
+        for sizes in shaped_problems(spec, problem.at(given))
     ]
     return ExpectedFolder(spec, problem.dtype, kernel.reference_function, inputs)

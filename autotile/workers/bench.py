@@ -442,9 +442,8 @@ class LaidOut:
         """Make what most candidates need now, so that an error of the problem is reported before any is run."""
         default = self._spec.default
         for instances in self._all:
-            if not self._spec.shaping or not check_config(
-                self._spec, default, instances.sizes, self.device, self._dtype
-            ):
+            problem = self._spec.at(instances.sizes, self._dtype)
+            if not self._spec.shaping or not check_config(self._spec, default, problem, self.device):
                 instances.of(default)
 
     def is_reusable(self) -> bool:
@@ -631,7 +630,7 @@ class LaidOut:
         """
         functions, config, verdict = self._kernel.load(candidate, keep=True), candidate.config, Verdict(Outcome.OK)
         for instances in [self._tuned] if at is None else at:
-            if check_config(self._spec, config, instances.sizes, self.device, self._dtype):
+            if check_config(self._spec, config, self._spec.at(instances.sizes, self._dtype), self.device):
                 continue
             instance = instances.of(config)
             seeds: tuple[int, ...] = (0, SECOND_SEED)
@@ -662,7 +661,8 @@ class LaidOut:
         """Verify at some sizes; None for the ragged ones if the rules allow them, the tuned and the extra ones."""
         max_error = 0.0
         for instances in self._all if at is None else at:
-            broken_rule = check_config(self._spec, config, instances.sizes, self.device, self._dtype)
+            problem = self._spec.at(instances.sizes, self._dtype)
+            broken_rule = check_config(self._spec, config, problem, self.device)
             if broken_rule and instances is self._ragged:
                 continue
             if broken_rule:

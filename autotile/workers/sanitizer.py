@@ -33,7 +33,7 @@ from autotile.cuda.packing import pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, ToolchainError
 from autotile.kernel.inputs import input_maker, missing_input, with_captured_call
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
 from autotile.kernel.parser import parse_spec
 from autotile.settings import toolkit_folders, worker_environment
 from autotile.space.limits import check_config
@@ -276,7 +276,8 @@ class SanitizedCandidate:
         ragged = self._spec.ragged_sizes(self._workload.sizes)
         has_ragged = not missing_input(self._spec, ragged, self._workload.dtype)
         for sizes in (*([ragged] if has_ragged else []), *self._workload.verify_sizes):
-            if not check_config(self._spec, self._config, sizes, self._device, self._workload.dtype):
+            problem = self._spec.at(sizes, self._workload.dtype)
+            if not check_config(self._spec, self._config, problem, self._device):
                 yield sizes, True
         yield self._workload.sizes, False
 
@@ -284,15 +285,17 @@ class SanitizedCandidate:
         """Set up the problem, make one call and wait."""
         cupy = load_cupy()
         functions = self._functions.at(sizes)
-        plan = LaunchPlan.of(self._spec, self._config, sizes, self._device)
         dtype = self._workload.dtype
-        data = LaunchData.of(self._spec, dtype, known_names(self._spec, self._config, sizes, self._device))
-        shaped = self._spec.shaped_sizes(sizes, self._config)
-        inputs = input_maker(self._spec, shaped, dtype, check=check)
+        problem = self._spec.at(sizes, dtype)
+        plan = LaunchPlan.of(self._spec, self._config, problem, self._device)
+        data = LaunchData.of(self._spec, self._config, problem, self._device)
+        shaped = self._spec.shaped(problem, self._config)
+        names = shaped.names
+        inputs = input_maker(self._spec, shaped.sizes, dtype, check=check)
         buffers = {}
         for buffer in self._spec.buffers:
-            storage = DTYPES[buffer.element_type(dtype, shaped)].storage
-            buffers[buffer.name] = cupy.ndarray(buffer.array_shape(shaped), storage)
+            storage = DTYPES[buffer.element_type(dtype, names)].storage
+            buffers[buffer.name] = cupy.ndarray(buffer.array_shape(names), storage)
             if buffer.is_initialized:
                 buffers[buffer.name].set(inputs(buffer.name))
         workspaces = {}
@@ -301,9 +304,9 @@ class SanitizedCandidate:
                 make, kind = cupy.zeros if workspace.zeroed else cupy.ndarray, DTYPES[workspace.dtype]
                 workspaces[workspace.name] = make(kind.array_shape(workspace.shape), kind.storage)
         addresses = {name: array.data.ptr for name, array in {**buffers, **workspaces}.items()}
-        scalars = problem_scalars(self._spec, sizes, dtype, check=check)
+        scalars = problem_scalars(self._spec, problem, check=check)
         arguments = pack_launches(self._spec, plan, data, dtype, addresses=addresses, scalars=scalars)
-        copy_constants(constant_copies(self._spec, functions.module, sizes, dtype), addresses, 0)
+        copy_constants(constant_copies(self._spec, functions.module, shaped.sizes, dtype), addresses, 0)
         notify("at", sizes_text(sizes))
         LaunchSequence(functions, plan, arguments)()
         cupy.cuda.runtime.deviceSynchronize()
