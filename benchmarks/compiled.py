@@ -135,7 +135,7 @@ class Bench:
             assert result.resources is not None
             assert device is not None
             config = self.space.config(row)
-            geometry = launch_geometry(self._spec, config, self._recording.header.key.sizes, device)
+            geometry = launch_geometry(self._spec, config, self._spec.at(self._recording.header.key.sizes), device)
             self._trials[row] = Trial(
                 config,
                 result.outcome,

@@ -244,7 +244,7 @@ def _value(extent: Extent, rng: np.random.Generator, how: str) -> int:
 
 def _is_possible(kernel: Kernel, sizes: Mapping[str, int], device: Any, dtype: str | None) -> bool:
     try:
-        return len(feasible_space(kernel.spec, sizes, device, dtype)) > 0
+        return len(feasible_space(kernel.spec, kernel.spec.at(sizes, dtype), device)) > 0
     except InputError:
         return False
 

@@ -260,7 +260,7 @@ class Preparation:
 
     def __init__(self, code: KernelCode, load: Callable[[], StepFunctions]) -> None:
         self._spec = spec = code.definition.spec
-        self._problem = code.problem
+        self._problem = spec.shaped(code.problem, code.config)
         self._plan = code.plan[0]
         self._load = load
         self._names = [buffer.name for buffer in spec.buffers]
@@ -310,7 +310,7 @@ class Preparation:
         values, runtime = block.words, load_cupy().cuda.runtime
         zeroed, filled = [], []
         for buffer in self._filled:
-            size_bytes = buffer.size_bytes(self._problem.dtype, self._problem.sizes)
+            size_bytes = buffer.size_bytes(self._problem.dtype, self._problem.names)
             if buffer.is_zeroed:
                 zeroed.append((word_of[buffer.name], size_bytes))
             else:

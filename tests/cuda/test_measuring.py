@@ -464,5 +464,5 @@ class TestAgreement:
         keys = set()
         for value in parameter.values:
             config = {**spec.default, parameter.name: value}
-            keys.add(launch_key(spec, config, LaunchPlan.of(spec, config, spec.sizes, device)))
+            keys.add(launch_key(spec, config, LaunchPlan.of(spec, config, spec.at(spec.sizes), device)))
         assert len(keys) > 1

@@ -183,7 +183,7 @@ def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: 
     chosen = random.Random(seed)
     found = []
     for number, one in enumerate(sizes):
-        space = feasible_space(kernel.spec, one, device)
+        space = feasible_space(kernel.spec, kernel.spec.at(one), device)
         config = space.config(chosen.randrange(len(space)))
         key = key_of(kernel, resolve_problem(kernel.spec, one), device, nvrtc_version="13.0", l2_mode="cold")
         tuned_at = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(hours=number)
@@ -253,7 +253,8 @@ def test_the_rule_of_a_family_is_the_same_tree(tmp_path):
     asked, rules = list(some), []
     for n, feature in zip(SIZES, FEATURES, strict=True):  # each in a family of its own
         these = [{"M": chosen.choice(SIZES), "N": n, "K": chosen.choice(SIZES)} for _ in range(25)]
-        traits = Traits.of(kernel.spec, here, list(configs.values())[:3], [2, 2, 2], these)
+        problems = [kernel.spec.at(sizes) for sizes in these]
+        traits = Traits.of(kernel.spec, here, list(configs.values())[:3], [2, 2, 2], problems)
         rule = rule_of(list(configs.values())[:3], n, feature, float(np.median(traits.column(feature))))
         rules.append(StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC)))
         asked += these

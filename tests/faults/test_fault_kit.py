@@ -21,7 +21,7 @@ def kernel(tmp_path_factory):
 
 
 def configs_of(kernel: Kernel) -> list[Config]:
-    space = feasible_space(kernel.spec, kernel.spec.sizes, H200)
+    space = feasible_space(kernel.spec, kernel.spec.at(kernel.spec.sizes), H200)
     return [space.config(row) for row in range(len(space))]
 
 
@@ -39,5 +39,5 @@ def test_faults_of_running_compile(kernel, fault):
 
 def test_declared_shared_memory_beyond_the_limit_is_seen_before_compiling(kernel):
     config: Config = {"THREADS": 128, "FAULT": "shared_memory_declared"}
-    reason = check_config(kernel.spec, config, kernel.spec.sizes, H200)
+    reason = check_config(kernel.spec, config, kernel.spec.at(kernel.spec.sizes), H200)
     assert reason.startswith("shared_memory: 0 bytes static and 233,472 dynamic, NVIDIA H200 allows")

@@ -45,7 +45,7 @@ class TestKernels:
         sizes = {**spec.sizes, "M": 33, "N": 7}
         own = reference_spec(spec, "float32", sizes)
         assert own.entry == "naive<double>"
-        assert launch_geometry(own, own.default, sizes, device_profile("h100")).grid == (1, 3, 1)
+        assert launch_geometry(own, own.default, own.at(sizes), device_profile("h100")).grid == (1, 3, 1)
         assert [b.element_type("float32", spec.sizes) for b in own.buffers] == ["float64"] * 3
         assert [s.element_type("float32") for s in own.scalars if s.name == "alpha"] == ["float64"]
         some = parsed(KERNEL + '\narguments = ["C", "A", "B"]')
@@ -69,7 +69,7 @@ class TestKernels:
         source = reference_source(kernel)
         assert source is not None
         own = replace(source, spec=reference_spec(kernel.spec, "float32", kernel.spec.sizes))
-        names = known_names(own.spec, own.spec.default, own.spec.sizes, device_profile("h100"))
+        names = known_names(own.spec, own.spec.default, own.spec.at(own.spec.sizes), device_profile("h100"))
         assert kernel.spec.reference.kernel is not None
         job = compile_job(own, {**own.spec.default, **kernel.spec.reference.kernel.macros(names)}, "float32", "sm_90")
         assert list(compile_cubin(job).functions) == ["naive<double>"]
