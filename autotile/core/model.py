@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +52,14 @@ on the scale of the GPU that holds the finals."""
 
 SAME_CODE = "same_code"
 """Stage of a candidate that was not measured because it compiled to the code of an earlier one."""
+
+
+@cache
+def dtype_names(dtype: str) -> Mapping[str, int]:
+    """Return `DTYPE_BYTES` by its name; nothing for the dtype of a result that another version has stored."""
+    from autotile.core.dtypes import DTYPES  # imports NumPy
+
+    return {DTYPE_BYTES: DTYPES[dtype].size_bytes} if dtype in DTYPES else {}
 
 
 def config_key(config: Config) -> str:
@@ -122,12 +131,7 @@ class Problem:
     @property
     def names(self) -> dict[str, int]:
         """The value of every name that an expression may use of a problem: sizes, flags and `DTYPE_BYTES`."""
-        from autotile.core.dtypes import DTYPES  # imports NumPy
-
-        names = dict(self.sizes)
-        if self.dtype in DTYPES:  # a stored one may be of another version
-            names[DTYPE_BYTES] = DTYPES[self.dtype].size_bytes
-        return names
+        return {**self.sizes, **dtype_names(self.dtype)}
 
     def at(self, sizes: Mapping[str, int]) -> Problem:
         """Return the problem of the same kernel and dtype with other sizes and flags."""

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
-from autotile.core.model import DTYPE_BYTES, Value
+from autotile.core.model import Value, dtype_names
 from autotile.errors import ArgumentError, listing, nearest
 from autotile.kernel.contents import Content, InputExpression, declared_content
 from autotile.kernel.expressions import (
@@ -831,7 +831,7 @@ class TensorMapArgument(ArgumentKind, frozen=True):
         if any(extent.evaluate(names) == 0 for extent in extents):
             return
         for dtype in dtypes:
-            shape = self.buffer.extents({**names, DTYPE_BYTES: DTYPES[dtype].size_bytes})
+            shape = self.buffer.extents({**names, **dtype_names(dtype)})
             misaligned = _misaligned_stride(shape, DTYPES[self.buffer.element_type(dtype, names)].size_bytes)
             if misaligned:
                 raise table.error(
@@ -941,7 +941,7 @@ class TextureArgument(ArgumentKind, frozen=True):
     def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 32 bytes apart at the ragged sizes."""
         for dtype in dtypes:
-            if fault := self.texture(dtype, {**names, DTYPE_BYTES: DTYPES[dtype].size_bytes}).misalignment:
+            if fault := self.texture(dtype, {**names, **dtype_names(dtype)}).misalignment:
                 raise table.error("texture", f"at the ragged sizes, {fault} for problem.ragged")
 
     def texture(self, problem_dtype: str, names: Mapping[str, Value]) -> Texture:

@@ -73,9 +73,10 @@ class Member(msgspec.Struct, frozen=True):
         The problem is one of the operation, with its conditions among the sizes. Without a device, conditions on
         ``device.*`` hold.
         """
-        given = problem.names
-        if problem.dtype not in self.dtypes or any(given[name] != value for name, value in self.required.items()):
+        sizes = problem.sizes
+        if problem.dtype not in self.dtypes or any(sizes[name] != value for name, value in self.required.items()):
             return None
+        given = problem.names
         if self.when is not None:
             used = [name for name in self.when.names if name.startswith("device.")]
             if device is not None or not used:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
-from autotile.core.model import DTYPE_BYTES, Value
+from autotile.core.model import Value, dtype_names
 from autotile.errors import SpecError
 from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
 from autotile.kernel.functions import Kind
@@ -94,7 +94,7 @@ def parse_spec(
     ragged_table.allow(sizes)
     given = {name: ragged_table.whole_number(name, minimum=1) for name in ragged_table.data}
     ragged = {**derived_ragged(sizes), **given, **flags}
-    of_dtype = {DTYPE_BYTES: DTYPES[dtypes[0]].size_bytes}
+    of_dtype = dtype_names(dtypes[0])
     problem = ProblemSection({**sizes, **flags, **of_dtype}, {**ragged, **of_dtype}, tuple(flags), dtypes)
     own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
     all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
-from autotile.core.dtypes import DTYPES
-from autotile.core.model import DTYPE_BYTES
+from autotile.core.model import DTYPE_BYTES, dtype_names
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel.expressions import (
     NOUNS,
@@ -332,7 +331,7 @@ class ProblemSection(msgspec.Struct, frozen=True):
         for expression in expressions:
             dtypes = self.dtypes if DTYPE_BYTES in expression.names else self.dtypes[:1]
             for sizes, dtype in product((self.sizes, self.ragged), dtypes):
-                names = {**sizes, DTYPE_BYTES: DTYPES[dtype].size_bytes}
+                names = {**sizes, **dtype_names(dtype)}
                 value = expression.evaluate(names)
                 if value < 1:
                     at = ", ".join(f"{name} = {names[name]}" for name in sorted(expression.names))
