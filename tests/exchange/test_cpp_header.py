@@ -292,8 +292,9 @@ int main() {
     for (int axis = 0; axis < 3; ++axis) device.max_block[axis] = device.max_grid[axis] = 1024;
     const kernel::Sizes sizes{1000, 512, 256, 3, 1};
     const kernel::Choice choice = kernel::choose(sizes, device);
+    const kernel::Launch launch = kernel::launch_of(kernel::configs[0], sizes, device);
     std::cout << choice.cubin->file << ' ' << kernel::Arguments{}.alpha << ' '
-              << kernel::launch_of(kernel::configs[0], sizes, device).grid[2] << '\\n';
+              << launch.grid[2] << ' ' << launch.dynamic_smem_bytes << '\\n';
     const auto lacks = [&](const kernel::Sizes& asked) { return kernel::choose(asked, device).cubin == nullptr; };
     std::cout << lacks({1000, 512, 257, 3, 1}) << ' ' << lacks({1000, 512, 256, 1LL << 32, 1}) << ' ';
     std::cout << lacks({1030, 512, 256, 3, 1}) << ' ' << lacks(sizes) << ' ';
@@ -301,7 +302,7 @@ int main() {
     std::cout << lacks(sizes) << '\\n';
 }
 """
-    assert run(compile_program(source, tmp_path)) == ["1.cubin 16256 3", "1 1 1 0 1"]
+    assert run(compile_program(source, tmp_path)) == ["1.cubin 16256 3 8192", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
 
@@ -329,7 +330,7 @@ dtypes = ["float16", "bfloat16"]
 block = ["128"]
 grid = ["ceil_div(M, BM)", "ceil_div(N, BM)", "min(BATCH, device.sm_count)"]
 cluster = [2]
-dynamic_smem_bytes = "4 * BM * 64"
+dynamic_smem_bytes = "dtype_bytes * BM * 64"
 
 [arguments]
 A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in", pass = false }

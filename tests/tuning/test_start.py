@@ -167,6 +167,7 @@ def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scor
     assert found.scores == {"rate": 500.0, "share": 0.5}
     assert (found.cost, found.telemetry["max_error"]) == (8.0, 1e-6)
     assert scorer(spec, "time_us / WORK").scored(trial(4, 8.0)).cost == 2.0
+    assert scorer(spec, "time_us / dtype_bytes").scored(trial(4, 8.0)).cost == 2.0
     found = scorer(spec, "rate * WORK", maximize=True).scored(trial(4, 8.0))
     assert list(found.scores.items()) == [("objective", 2000.0), ("rate", 500.0), ("share", 0.5)]
     assert found.cost == 1 / 2000
