@@ -53,7 +53,10 @@ class Matrices:
         settings = read_settings()
         pool = CompilePool(settings)
         try:
-            jobs = [compile_job(self._kernel, config, "float32", self._device.architecture) for config in configs]
+            jobs = [
+                compile_job(self._kernel, config, self._kernel.spec.at(), self._device.architecture)
+                for config in configs
+            ]
             compiled = [pool.submit(lambda job=job: job) for job in jobs]
             cubins = [future.result().cubin for future in compiled]
         finally:

@@ -196,7 +196,7 @@ class Bench:
         )
 
         def candidate(config: Config) -> Candidate:
-            job = compile_job(self.kernel, config, problem.dtype, self.device.architecture, problem.sizes)
+            job = compile_job(self.kernel, config, problem, self.device.architecture)
             return Candidate(config, str(cache.get_or_compile(job).path))
 
         with closing(Gpu(workload, self.options.run_deadline_s, worker_pool=self.worker_pool)) as gpu:

@@ -49,7 +49,7 @@ def compiled_as_declared(
 
     A warning of the assembler, as of an ignored setmaxnreg, is an error.
     """
-    job = compile_job(kernel, config, dtype, architecture, sizes)
+    job = compile_job(kernel, config, kernel.spec.at(sizes, dtype), architecture)
     resources = compile_cubin(replace(job, options=(*job.options, "--ptxas-options=-Werror"))).resources
     launch = kernel.spec.steps[0].launch
     names: Mapping[str, Value] = {**fixed_names(kernel.spec, kernel.spec.at(sizes), device_profile("h200")), **config}
@@ -351,14 +351,14 @@ def test_rows_of_any_length_at_any_address_are_copied(tmp_path):
 def test_configurations_with_copies_compile_without_spilling(part):
     problem = sizes(PADDED, (1905, 653, 4737), TRANS_A=part % 2, TRANS_B=part // 2)
     assert 1000 <= len(feasible(PADDED, problem)) <= 100_000
-    job = compile_job(PADDED, middle(PADDED, problem, part, 3), "float16", "sm_90a", problem)
+    job = compile_job(PADDED, middle(PADDED, problem, part, 3), PADDED.spec.at(problem, "float16"), "sm_90a")
     cubin = compile_cubin(replace(job, options=(*job.options, "--ptxas-options=-Werror")))
     spills = {entry: found.resources.spill_bytes for entry, found in cubin.functions.items()}
     assert spills == {"pad_rows": 0, "gemm_wgmma": 0}
 
 
 def test_the_product_is_the_main_step():
-    plan = LaunchPlan.of(PADDED.spec, PADDED.spec.default, PADDED.spec.at(PADDED.spec.sizes), H200)
+    plan = LaunchPlan.of(PADDED.spec, PADDED.spec.default, PADDED.spec.at(), H200)
     assert (len(plan.launches), plan.main.step) == (2, 1)
     assert plan.launches[0].threads > plan.main.threads
 

@@ -351,7 +351,7 @@ def _compiled(
     from autotile.workers.compile_pool import compile_in_worker
 
     try:
-        job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)
+        job = compile_job(kernel, config, problem, device.architecture)
         compiled = compile_in_worker(job, read_settings(), TuneOptions().compile_deadline_s)
     except (ToolchainError, WorkerError) as error:
         return {}, "", str(error)
@@ -889,7 +889,7 @@ def survey(
     with StopRequest() as stop, closing(CompilePool(read_settings(), count)) as pool:
         while not stop.requested:
             for row in islice(rows, _AHEAD * count - len(pending)):
-                job = partial(compile_job, loaded, valid.config(row), problem.dtype, target.architecture, problem.sizes)
+                job = partial(compile_job, loaded, valid.config(row), problem, target.architecture)
                 pending[pool.submit(job)] = row
             if not pending:
                 break

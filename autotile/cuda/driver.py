@@ -13,7 +13,7 @@ from uuid import UUID
 from msgspec import structs
 
 from autotile.core.device import DeviceProperties, limits_for
-from autotile.core.model import LaunchGeometry, Outcome
+from autotile.core.model import LaunchGeometry, Outcome, Problem
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
 
@@ -270,7 +270,7 @@ ConstantCopy = tuple[str, int, int]
 """A copy to a ``__constant__`` variable: name of the buffer, device address of the variable, and size in bytes."""
 
 
-def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, int], dtype: str) -> tuple[ConstantCopy, ...]:
+def constant_copies(spec: KernelSpec, module: int, problem: Problem) -> tuple[ConstantCopy, ...]:
     """Return the copies that a module, given by its driver handle, needs before a launch.
 
     A variable that the module does not have, as with another value of a parameter, is left out. Raise `InputError` if a
@@ -285,7 +285,7 @@ def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, int], dty
         find = load_driver().cuModuleGetGlobal_v2
         if find(ctypes.byref(address), ctypes.byref(variable_bytes), handle, symbol) != 0:
             continue
-        size_bytes = buffer.size_bytes(dtype, spec.at(sizes, dtype).names)
+        size_bytes = buffer.size_bytes(problem.dtype, problem.names)
         if size_bytes > variable_bytes.value:
             raise InputError(
                 f"{spec.source}: {buffer.name} has {size_bytes} bytes, but its __constant__ variable "

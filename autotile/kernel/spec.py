@@ -339,9 +339,9 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
     return kernel
 
 
-def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> KernelSpec:
+def reference_spec(spec: KernelSpec, problem: Problem) -> KernelSpec:
     """Return the reference kernel as a kernel of its own, without parameters that are tuned."""
-    kernel = spec.reference.kernel
+    kernel, dtype = spec.reference.kernel, problem.dtype
     assert kernel is not None
     known = {argument.name: argument for argument in spec.arguments}
     names = kernel.arguments if kernel.arguments is not None else tuple(known)
@@ -358,7 +358,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
         if not argument.is_passed:  # constant memory has the type that the source declares
             continue
         if isinstance(argument, BufferArgument | WorkspaceArgument):
-            wide = ElementType(wide_type(argument.element_type(dtype, sizes)))
+            wide = ElementType(wide_type(argument.element_type(dtype, problem.sizes)))
             arguments[index] = structs.replace(argument, dtype=wide)
         elif isinstance(argument, ScalarArgument):
             arguments[index] = structs.replace(argument, dtype=wide_type(argument.element_type(dtype)))
@@ -793,9 +793,9 @@ class KernelSpec:
         used |= self.reference.reduction.names
         return tuple(parameter.name for parameter in self.parameters if parameter.name in used)
 
-    def at(self, sizes: Mapping[str, int], dtype: str | None = None) -> Problem:
-        """Return the problem of complete sizes and flags, which are not checked; None for the first element type."""
-        return Problem(self.name, sizes, dtype or self.dtypes[0])
+    def at(self, sizes: Mapping[str, int] | None = None, dtype: str | None = None) -> Problem:
+        """Return the problem of complete sizes and flags, which are not checked; None for the defaults."""
+        return Problem(self.name, self.sizes if sizes is None else sizes, dtype or self.dtypes[0])
 
     def shaped(self, problem: Problem, config: Mapping[str, Value]) -> Problem:
         """Return a problem with, among its sizes, the parameters that the buffers or the reference depend on."""

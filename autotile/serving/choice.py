@@ -290,7 +290,7 @@ class KernelCode:
             from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
 
             settings, problem = read_settings(), self.problem
-            job = compile_job(self.definition, self.config, problem.dtype, self._device.architecture, problem.sizes)
+            job = compile_job(self.definition, self.config, problem, self._device.architecture)
             cache = CubinCache(settings.cache, settings.cache_limit_bytes)
             known = cache.get(job.key)
             if known is None and may_compile:

@@ -866,7 +866,7 @@ class Compiling:
         source: Literal["cuda", "replayed"] = "cuda",
     ) -> None:
         def at(sizes: Mapping[str, int]) -> Future[Compiled]:
-            return submit(lambda: compile_job(kernel, config, problem.dtype, device.architecture, sizes))
+            return submit(lambda: compile_job(kernel, config, problem.at(sizes), device.architecture))
 
         self._kernel, self._problem, self._device, self._source = kernel, problem, device, source
         self._trial: Trial | None = None

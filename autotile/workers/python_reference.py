@@ -206,14 +206,15 @@ class ExpectedFolder:
         function = self._spec.reference.function
         place = f"{self._spec.source}: [reference] function {function} at {sizes_text(inputs.sizes)}"
         library: Any = load_cupy() if self._function.library == "cupy" else np
-        maker = input_maker(self._spec, inputs.sizes, self._dtype, seed=inputs.seed, check=inputs.check)
+        problem = self._spec.at(inputs.sizes, self._dtype)
+        maker = input_maker(self._spec, problem, seed=inputs.seed, check=inputs.check)
         values: dict[str, Any] = {}
         for buffer in self._spec.buffers:
             if buffer.is_read:
                 kind = DTYPES[buffer.element_type(self._dtype, inputs.sizes)]
                 stored = maker(buffer.name)
                 values[buffer.name] = library.asarray(stored if kind.component.is_integer else kind.decode(stored))
-        names = self._spec.at(inputs.sizes, self._dtype).names
+        names = problem.names
         scalars = {s.name: s.given(names, check=inputs.check) for s in self._spec.scalars if s.is_operand}
         unchecked = self._spec.reference.unchecked
         written = [buffer for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]

@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Literal, get_args
 
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.dtypes import DTYPES
+from autotile.core.model import Problem
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants, live_device
 from autotile.cuda.function import LaunchSequence
@@ -271,27 +272,25 @@ class SanitizedCandidate:
         self._device = live_device(workload.device_index)
         self._functions = loaded(candidate, self._spec)
 
-    def problems(self) -> Iterator[tuple[Mapping[str, int], bool]]:
-        """Yield the sizes that the rules allow, and whether the scalars take their values for verification there."""
-        ragged = self._spec.ragged_sizes(self._workload.sizes)
-        has_ragged = not missing_input(self._spec, ragged, self._workload.dtype)
-        for sizes in (*([ragged] if has_ragged else []), *self._workload.verify_sizes):
-            problem = self._spec.at(sizes, self._workload.dtype)
+    def problems(self) -> Iterator[tuple[Problem, bool]]:
+        """Yield the problems that the rules allow, and whether the scalars take their values for verification there."""
+        tuned = self._spec.at(self._workload.sizes, self._workload.dtype)
+        ragged = tuned.at(self._spec.ragged_sizes(tuned.sizes))
+        has_ragged = not missing_input(self._spec, ragged)
+        for problem in (*([ragged] if has_ragged else []), *map(tuned.at, self._workload.verify_sizes)):
             if not check_config(self._spec, self._config, problem, self._device):
-                yield sizes, True
-        yield self._workload.sizes, False
+                yield problem, True
+        yield tuned, False
 
-    def launch(self, sizes: Mapping[str, int], notify: Notify, *, check: bool) -> None:
+    def launch(self, problem: Problem, notify: Notify, *, check: bool) -> None:
         """Set up the problem, make one call and wait."""
         cupy = load_cupy()
-        functions = self._functions.at(sizes)
-        dtype = self._workload.dtype
-        problem = self._spec.at(sizes, dtype)
+        functions, dtype = self._functions.at(problem.sizes), problem.dtype
         plan = LaunchPlan.of(self._spec, self._config, problem, self._device)
         data = LaunchData.of(self._spec, self._config, problem, self._device)
         shaped = self._spec.shaped(problem, self._config)
         names = shaped.names
-        inputs = input_maker(self._spec, shaped.sizes, dtype, check=check)
+        inputs = input_maker(self._spec, shaped, check=check)
         buffers = {}
         for buffer in self._spec.buffers:
             storage = DTYPES[buffer.element_type(dtype, names)].storage
@@ -306,8 +305,8 @@ class SanitizedCandidate:
         addresses = {name: array.data.ptr for name, array in {**buffers, **workspaces}.items()}
         scalars = problem_scalars(self._spec, problem, check=check)
         arguments = pack_launches(self._spec, plan, data, dtype, addresses=addresses, scalars=scalars)
-        copy_constants(constant_copies(self._spec, functions.module, shaped.sizes, dtype), addresses, 0)
-        notify("at", sizes_text(sizes))
+        copy_constants(constant_copies(self._spec, functions.module, shaped), addresses, 0)
+        notify("at", sizes_text(problem.sizes))
         LaunchSequence(functions, plan, arguments)()
         cupy.cuda.runtime.deviceSynchronize()
 
@@ -336,8 +335,8 @@ def main() -> None:
         cuda = load_cupy().cuda
         faults += (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
         candidate = SanitizedCandidate(job.workloads[0], asked)
-        for sizes, check in candidate.problems():
-            candidate.launch(sizes, notify, check=check)
+        for problem, check in candidate.problems():
+            candidate.launch(problem, notify, check=check)
     except faults as error:
         notify("error", str(error))
         sys.exit(1)

@@ -212,10 +212,10 @@ def test_a_tiling_gives_the_blocks_of_the_grid(name, m, n, k, transposed):
 
 def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_on_has_no_tile():
     spec = with_grid("ceil_div(M, BM) + N")
-    assert Tilings(spec, DEVICE, [spec.default], [None], spec.at(spec.sizes)).irregular == [0]
+    assert Tilings(spec, DEVICE, [spec.default], [None], spec.at()).irregular == [0]
     assert features.blocks_at(spec, DEVICE, WIDE, spec.at({"M": 1000, "N": 8, "K": 1})) == 4 + 8
     for spec, n_tile, units in ((SPEC, 128, 1.0), (with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), 4, 3.0)):
-        found = Tilings(spec, DEVICE, [WIDE], [None], spec.at(spec.sizes))
+        found = Tilings(spec, DEVICE, [WIDE], [None], spec.at())
         assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": n_tile, "K": features.UNTILED}
         assert (found.columns[:, 0].tolist(), found.irregular) == ([units], [])
 

@@ -36,7 +36,7 @@ H200 = device_profile("h200")
 
 
 def data_of(spec: KernelSpec) -> LaunchData:
-    return LaunchData.of(spec, spec.default, spec.at(spec.sizes), H200)
+    return LaunchData.of(spec, spec.default, spec.at(), H200)
 
 
 def compiled(source: str) -> bytes:
@@ -57,9 +57,7 @@ class TestKinds:
             for seed in (3, 4)
         )
         assert len({space_hash(spec) for spec in (plain, first, second)}) == 3
-        assert len(feasible_space(first, first.at(first.sizes), H200)) == len(
-            feasible_space(plain, plain.at(plain.sizes), H200)
-        )
+        assert len(feasible_space(first, first.at(), H200)) == len(feasible_space(plain, plain.at(), H200))
         assert data_of(first) == LaunchData((), ())
         scalars = {"M": 1, "alpha": 1}
         with pytest.raises(AssertionError, match=r"SeedArgument\(name='seed', seed=3\)"):
@@ -110,7 +108,7 @@ class TestElementTypes:
             'bright = { scalar = "bool", value = true }',
             f'odd = {{ scalar = "int64", value = {2**53 + 1} }}',
         )
-        origin, factor, bright, odd = problem_scalars(spec, spec.at(spec.sizes), check=False).values()
+        origin, factor, bright, odd = problem_scalars(spec, spec.at(), check=False).values()
         np.testing.assert_array_equal(origin, np.array([1, 2.5, -3], np.float32))
         assert (by_value(origin).dtype.itemsize, by_value(origin).shape) == (12, (1,))
         assert (factor, bright, odd) == (np.complex64(0.5 - 1j), np.bool_(True), 2**53 + 1)
@@ -192,7 +190,7 @@ class TestStructs:
             'w = { workspace = "float32", shape = ["BLOCK"], pass = false }',
             'p = { struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" }, w = { pointer = "w" } } }',
         )
-        scalars = problem_scalars(spec, spec.at(spec.sizes), check=False)
+        scalars = problem_scalars(spec, spec.at(), check=False)
         addresses = {"x": 0x1000, "y": 0x2000, "w": 0x3000}
         packed = pack_arguments(spec, data_of(spec), addresses=addresses, scalars=scalars)
         assert len(packed) == 3
@@ -268,9 +266,9 @@ class TestConstantMemory:
         reference = '[reference]\nkernel = "naive"\nblock = [32]\ngrid = [1]\n'
         text = copy_spec(self.FILTER).text.partition("[reference]")[0] + reference
         spec = parse_spec(text + 'arguments = ["f", "x", "y"]\n', "k.toml")
-        assert reference_spec(spec, "float32", spec.sizes).steps[0].arguments == ("f", "x", "y")
+        assert reference_spec(spec, spec.at()).steps[0].arguments == ("f", "x", "y")
         assert spec.steps[0].arguments == ("x", "y")
-        naive = reference_spec(parse_spec(text, "k.toml"), "float32", spec.sizes)
+        naive = reference_spec(parse_spec(text, "k.toml"), spec.at())
         assert (naive.steps[0].arguments, naive.buffer("f").constant) == (("x", "y"), "d_filter")
 
     def test_symbols_are_mangled_as_the_compiler_does(self):

@@ -60,9 +60,9 @@ def test_values_follow_the_type(dtype, size):
     data, plan = (made.of(SPEC, config, problem, H200) for made in (LaunchData, LaunchPlan))
     assert (data.workspaces[0].shape, plan.main.geometry) == ((2 * size,), geometry)
     assert problem_scalars(SPEC, problem, check=False) == {"n": 1000 * size}
-    content = input_maker(SPEC, problem.sizes, dtype)("X")
+    content = input_maker(SPEC, problem)("X")
     assert (content.shape, set(content.tolist())) == ((1000 * size,), {size})
-    assert missing_input(SPEC, problem.sizes, dtype) == ""
+    assert missing_input(SPEC, problem) == ""
 
 
 @of_dtypes
@@ -97,7 +97,7 @@ def test_what_families_learn_from_follows_the_type(dtype, size):
 def test_options_and_macros_follow_the_type(dtype, size, tmp_path):
     template = tmp_path / "k.cu"
     template.write_text('extern "C" __global__ void k(unsigned char* X, unsigned char* scratch, int n) {}')
-    job = compile_job(make_kernel(SPEC, template), {"VEC": 4, "WIDE": False}, dtype, "sm_90", {"N": 1000})
+    job = compile_job(make_kernel(SPEC, template), {"VEC": 4, "WIDE": False}, SPEC.at(dtype=dtype), "sm_90")
     assert {f"--maxrregcount={16 * size}", f"-DACCESS={4 * size}"} <= {*job.options}
     assert not any("dtype_bytes" in option for option in job.options)  # no macro: sizeof(DTYPE) in the source
 

@@ -177,9 +177,9 @@ class TestCapabilities:
         assert said in fault
         assert bool(said) == bool(fault)
         if said:
-            assert check_config(spec, spec.default, spec.at(spec.sizes), device_profile(device)) == fault
+            assert check_config(spec, spec.default, spec.at(), device_profile(device)) == fault
             with pytest.raises(DeviceError, match="compute capability"):
-                enumerate_space(spec, spec.at(spec.sizes), device_profile(device))
+                enumerate_space(spec, spec.at(), device_profile(device))
 
     def test_clusters_need_theirs_unless_the_minimum_is_lower_and_they_are_of_one_block(self):
         line, a100 = 'architecture = "sm_90a"', device_profile("a100")
@@ -188,7 +188,7 @@ class TestCapabilities:
         assert unsupported_reason(spec, device_profile("b200")) == ""
         spec = parse_spec(CLUSTER_SPACE.replace(line, 'minimum_compute_capability = "8.0"'), "swap.toml")
         assert unsupported_reason(spec, a100) == ""
-        assert "NVIDIA A100" in check_config(spec, spec.default, spec.at(spec.sizes), a100)
+        assert "NVIDIA A100" in check_config(spec, spec.default, spec.at(), a100)
 
     @pytest.mark.parametrize(
         ("text", "said"),

@@ -285,8 +285,8 @@ def test_checking_one_configuration_agrees_with_the_table():
     spec = parse_spec(SGEMM, "sgemm.toml")
     for name in ("h200", "rtx-3060", "g80"):
         device = device_profile(name)
-        feasible = feasible_space(spec, spec.at(spec.sizes), device)
-        reasons = {str(config): check_config(spec, config, spec.at(spec.sizes), device) for config in products(spec)}
+        feasible = feasible_space(spec, spec.at(), device)
+        reasons = {str(config): check_config(spec, config, spec.at(), device) for config in products(spec)}
         assert [config for config in products(spec) if not reasons[str(config)]] == rows(feasible)
         assert all("\n" not in reason for reason in reasons.values())
 
@@ -307,5 +307,5 @@ SQUARISH = "max(BM, BN) <= 2 * min(BM, BN)"
 )
 def test_why_a_configuration_is_not_feasible(change, reason):
     spec = parse_spec(SGEMM, "sgemm.toml")
-    assert check_config(spec, {**spec.default, **change}, spec.at(spec.sizes), H200) == reason
-    assert check_config(spec, {"BM": 64}, spec.at(spec.sizes), H200) == "the parameter BN is missing"
+    assert check_config(spec, {**spec.default, **change}, spec.at(), H200) == reason
+    assert check_config(spec, {"BM": 64}, spec.at(), H200) == "the parameter BN is missing"

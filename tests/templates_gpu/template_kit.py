@@ -27,13 +27,15 @@ class TemplateOnDevice:
         self._kernel, self._device, self._support = kernel, device, support
 
     def compiled(self, config: Config, dtype: str, flags: Sizes) -> StepFunctions:
-        cubin = compile_cubin(compile_job(self._kernel, config, dtype, self._device.architecture, flags))
+        cubin = compile_cubin(
+            compile_job(self._kernel, config, self._kernel.spec.at(flags, dtype), self._device.architecture)
+        )
         symbols = {entry: found.symbol for entry, found in cubin.functions.items()}
         return StepFunctions(self._kernel.spec.steps, cubin.cubin, symbols)
 
     def expect_right(self, functions: StepFunctions, config: Config, dtype: str, sizes: Sizes, *, check: bool) -> None:
         """Twice in a row, so that what one launch leaves in the workspaces meets the next one."""
-        instance = ProblemInstance(self._kernel.spec, sizes, dtype, self._support, check=check)
+        instance = ProblemInstance(self._kernel.spec, self._kernel.spec.at(sizes, dtype), self._support, check=check)
         bound = instance.bind(config, self._device)
         launch = LaunchSequence(functions, bound.plan, bound.arguments)
         for _ in range(2):

@@ -104,7 +104,7 @@ def test_steps_that_share_parameters(tmp_path, name):
 def times(tmp_path):
     kernel = kernel_of(tmp_path)
     spec = kernel.spec
-    return StepTimes(independent_groups(kernel), feasible_space(spec, spec.at(spec.sizes), H200), spec.default, 0)
+    return StepTimes(independent_groups(kernel), feasible_space(spec, spec.at(), H200), spec.default, 0)
 
 
 def stepped(config: dict[str, int], first_us: float, second_us: float) -> Trial:

@@ -103,7 +103,7 @@ def test_occupancy_is_the_drivers_own(cubin_cache_folder):
     load_cupy().cuda.Device(0).use()
     for row in range(0, len(space), max(1, len(space) // 12)):
         config = space.config(row)
-        cubin = cache.get_or_compile(compile_job(kernel, config, "float32", device.architecture))
+        cubin = cache.get_or_compile(compile_job(kernel, config, kernel.spec.at(), device.architecture))
         ours = compiled_occupancy(
             launch_geometry(kernel.spec, config, kernel.spec.at(sizes), device), cubin.resources, device
         )

@@ -18,7 +18,7 @@ from interrupts import heeded_interrupts
 
 from autotile.core.device import device_profile
 from autotile.core.documents import to_fields
-from autotile.core.model import Config
+from autotile.core.model import Config, Problem
 from autotile.errors import ToolchainError
 from autotile.kernel.library import load_kernel
 from autotile.workers import sanitizer
@@ -366,7 +366,7 @@ def launcher(toml: Path, config: Config, *others: int) -> SanitizedCandidate:
 )
 def test_the_tuned_problem_comes_last(scale_toml, config, others, expected):
     found = launcher(scale_toml, config, *others).problems()
-    assert [(sizes["n"], check) for sizes, check in found] == expected
+    assert [(problem.sizes["n"], check) for problem, check in found] == expected
 
 
 @pytest.mark.usefixtures("device")
@@ -374,7 +374,9 @@ def test_the_tuned_problem_comes_last(scale_toml, config, others, expected):
 def test_only_what_is_read_is_filled(scale_toml, check, factor):
     notices: list[tuple[Notice, str]] = []
     ready = launcher(scale_toml, {"THREADS": 64, "WORK": 1})
-    ready.launch({"n": 1001}, lambda notice, text: notices.append((notice, text)), check=check)
+    ready.launch(
+        Problem("scale", {"n": 1001}, "float32"), lambda notice, text: notices.append((notice, text)), check=check
+    )
     assert [(array.shape, array.stored is None) for array in made] == [((1001,), False), ((1001,), True)]
     (grid, block, arguments, smem_bytes), waited = launches
     assert (grid, block, smem_bytes, waited) == ((16, 1, 1), (64, 1, 1), 0, ("wait",))
