@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
-from msgspec import structs
-
 from autotile.core.device import DeviceProperties, limits_for
 from autotile.core.model import LaunchGeometry, Outcome, Problem
 from autotile.cuda.toolchain import load_cupy
@@ -153,7 +151,7 @@ def live_device(index: int = 0) -> DeviceProperties:
         check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
         found[attribute] = number.value
     capability = f"{found['major']}.{found['minor']}"
-    figures = structs.asdict(limits_for(capability)) | {field: found[field] for field in _OWN_FIELDS}
+    figures = {**limits_for(capability), **{field: found[field] for field in _OWN_FIELDS}}
     figures |= {f"max_{each}_dim": tuple(found[f"max_{each}_{axis}"] for axis in "xyz") for each in ("block", "grid")}
     return DeviceProperties(
         name=name.value.decode(),

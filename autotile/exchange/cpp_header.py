@@ -668,7 +668,7 @@ def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
                 f"        found.{name} = static_cast<std::int64_t>(bytes);",
             ]
         elif used:
-            values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
+            values = {int(limits_for(capability_of(target))[name]) for target in targets}
             if len(values) > 1:
                 raise InputError(
                     f"the kernel uses device.{name}, which the driver cannot be queried for and which differs between "

@@ -35,10 +35,7 @@ CAPABILITIES = ["5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "
 
 
 def device_of(capability: str) -> DeviceProperties:
-    limits = limits_for(capability)
-    return structs.replace(
-        H200, compute_capability=capability, **{name: getattr(limits, name) for name in limits.__struct_fields__}
-    )
+    return structs.replace(H200, compute_capability=capability, **limits_for(capability))
 
 
 @pytest.mark.parametrize(
