@@ -127,7 +127,7 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
             names = [parameter.name for parameter in named]
             known: dict[tuple[Value, ...], Value] = {}
             each_value = []
-            for config in self._configs:
+            for config in self.configs:
                 row = tuple([config[name] for name in names])
                 if row not in known:
                     known[row] = expression.value({**fixed, **dict(zip(names, row, strict=True))})
@@ -147,7 +147,8 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
         table[occurs] = found
         return table[ranks]
 
-    _configs = cached_property(lambda self: [self.config(row) for row in range(len(self))])
+    configs = cached_property(lambda self: [self.config(row) for row in range(len(self))])
+    """The configuration of each row."""
     _index = cached_property(lambda self: {each.name: index for index, each in enumerate(self.parameters)})
     _positions = cached_property(
         lambda self: [{value: code for code, value in enumerate(each.values)} for each in self.parameters]

@@ -302,8 +302,8 @@ class TestWorkspaces:
         spec = parse_spec(SPLIT_SPACE.replace('"SPLIT_K if SPLIT_K > 1 else 0"', '"SPLIT_K - 2"'), "split.toml")
         said = r"memory: the workspace partials would have the shape -1 x 2 x 100 x 200"
         assert check_config(spec, {"TILE": 16, "SPLIT_K": 1, "FAULT": 0}, spec.at(self.SIZES), H200) == said
-        found = feasible_space(spec, spec.at(self.SIZES), H200)
-        assert {found.config(row)["SPLIT_K"] for row in range(len(found))} == {2, 5}
+        configs = feasible_space(spec, spec.at(self.SIZES), H200).configs
+        assert {config["SPLIT_K"] for config in configs} == {2, 5}
         with pytest.raises(ConfigError, match="add a rule that excludes it"):
             self.data(1, spec=spec)
 
@@ -330,7 +330,7 @@ class TestClusters:
     @pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
     def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(self, n):
         found = feasible_space(self.SPEC, self.SPEC.at({"n": n}), H200)
-        assert [found.config(row) for row in range(len(found))] == [
+        assert found.configs == [
             {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
             for threads in (64, 256)
             for cluster in (1, 2, 3, 8)
@@ -393,8 +393,7 @@ def test_what_the_hardware_takes(box, steps, in_bytes, shape, said):
 
 def test_a_table_and_one_row_agree():
     spec = parse_spec(TEXT.replace("SWIZZLE == 0 or COLUMNS * 4 == SWIZZLE", "ROWS > 0"), str(TRANSPOSE))
-    found = feasible_space(spec, spec.at(SIZES), H200)
-    configs = [found.config(row) for row in range(len(found))]
+    configs = feasible_space(spec, spec.at(SIZES), H200).configs
     for rows, columns, swizzle in product((32, 256), (8, 16, 32, 64), (0, 32, 64, 128)):
         config = {"ROWS": rows, "COLUMNS": columns, "SWIZZLE": swizzle, "THREADS": 128}
         fits = swizzle == 0 or columns * 4 <= swizzle
@@ -407,7 +406,7 @@ def test_a_box_without_extent_is_no_map():
     text = TEXT.replace('box = ["ROWS", ', 'box = ["0 if THREADS == 512 else ROWS", ')
     spec = parse_spec(text, str(TRANSPOSE))
     found = feasible_space(spec, spec.at({"M": 8, "N": 9}), H200)
-    assert {found.config(row)["THREADS"] for row in range(len(found))} == {512}
+    assert {config["THREADS"] for config in found.configs} == {512}
     (absent,) = LaunchData.of(spec, found.config(0), spec.at(SIZES), H200).tensor_maps
     assert absent.is_absent
     parse_spec(text.replace("N = 276", "N = 277").replace("THREADS = 256\n", "THREADS = 512\n"), str(TRANSPOSE))
@@ -435,8 +434,7 @@ class TestOfAWorkspace:
     def test_the_limits_follow_the_configuration(self):
         """Rows of 508 bytes with 128 threads, of whole 16 bytes with others; an empty workspace has no map."""
         spec = parse_spec(self.text("127 if THREADS == 128 else THREADS"), str(TRANSPOSE))
-        found = feasible_space(spec, spec.at(SIZES), H200)
-        configs = [found.config(row) for row in range(len(found))]
+        configs = feasible_space(spec, spec.at(SIZES), H200).configs
         assert {config["ROWS"] for config in configs if config["THREADS"] == 128} == {256}
         assert {config["ROWS"] for config in configs if config["THREADS"] == 512} == {32, 64, 128, 256}
         said = check_config(spec, {**DEFAULT, "THREADS": 128}, spec.at(SIZES), H200)

@@ -54,7 +54,7 @@ class TestFunctions:
         spec = spec_with(divides=function)
         space = enumerate_space(spec, spec.at(), H200)
         expected = allowed(lambda A, B, C, D: B % A == 0)
-        assert [space.config(row) for row in range(len(space))] == expected
+        assert space.configs == expected
 
     def test_booleans_and_strings_reach_the_function(self):
         spec = spec_with(wide=lambda C, D: (D == "double") & C)

@@ -104,7 +104,7 @@ class TestFlags:
         whole, found = feasible_space(FLAGGED, FLAGGED.at(sizes), H200), feasible_space(spec, spec.at(sizes), H200)
         configs = map(whole.config, range(len(whole)))
         expected = [config for config in configs if not check_config(spec, config, spec.at(sizes), H200)]
-        assert [found.config(row) for row in range(len(found))] == expected
+        assert found.configs == expected
 
 
 class TestDistance:

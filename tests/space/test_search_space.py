@@ -27,10 +27,6 @@ def enumerated(spec: KernelSpec) -> SearchSpace:
     return enumerate_space(spec, spec.at(SIZES), H200)
 
 
-def rows(found: SearchSpace) -> list[dict[str, Value]]:
-    return [found.config(row) for row in range(len(found))]
-
-
 def products(spec: KernelSpec) -> list[dict[str, Value]]:
     names = [parameter.name for parameter in spec.parameters]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(p.values for p in spec.parameters))]
@@ -80,7 +76,7 @@ OF_ROWS = st.sampled_from(["A * B + N", "C if F else -C", "S == 'x'", "N + 1", "
 @given(spaces(), OF_ROWS)
 def test_a_space_is_the_filtered_product(spec, text):
     found, valid = enumerated(spec), brute_force(spec)
-    assert rows(found) == valid
+    assert found.configs == valid
     assert found.combinations == prod(len(parameter.values) for parameter in spec.parameters)
     assert found.codes.shape == (len(found), len(spec.parameters))
     applied: list[str] = []
@@ -106,7 +102,7 @@ def test_chunks_and_rules_over_large_grids_change_nothing(spec, chunk, grid):
         patch.setattr(enumeration, "MAX_GRID", grid)
         patch.setattr(search_space, "_CHUNK_ROWS", chunk)
         feasible = feasible_space(spec, spec.at(SIZES), H200)
-        assert rows(enumerated(spec)) == rows(feasible) == brute_force(spec)
+        assert enumerated(spec).configs == feasible.configs == brute_force(spec)
     assert [stage.remaining for stage in feasible.limits] == [len(feasible)] * len(limits_of(spec))
 
 
@@ -127,7 +123,7 @@ def test_configurations_outside_of_the_space_have_no_row():
 def test_what_is_pruned_is_valid_all_the_same():
     spec = make_spec({"A": [1, 2, 3], "B": [4, 8]}, {"r": "A != 2"}, {"p": "A * 4 <= B"})
     found = enumerated(spec)
-    assert rows(found) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
+    assert found.configs == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
     stages = [(stage.name, stage.remaining, stage.is_heuristic) for stage in found.rules]
     assert stages == [("r", 4, False), ("p", 2, True)]
     assert check_config(spec, {"A": 3, "B": 4}, spec.at(SIZES), H200) == ""
@@ -137,8 +133,8 @@ def test_what_is_pruned_is_valid_all_the_same():
 def test_rows_can_be_added():
     found = enumerated(make_spec({"A": [1, 2, 3], "B": [4, 8]}, {}, {"p": "A * 4 == B"}))
     more = found.including([{"A": 3, "B": 4}, {"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 3, "B": 4}])
-    assert rows(more) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 2, "B": 8}, {"A": 3, "B": 4}]
-    assert [more.row_of(config) for config in rows(more)] == [0, 1, 2, 3]
+    assert more.configs == [{"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 2, "B": 8}, {"A": 3, "B": 4}]
+    assert [more.row_of(config) for config in more.configs] == [0, 1, 2, 3]
     assert more.rules == found.rules
     assert found.including([{"A": 1, "B": 4}]) is found
     assert len(found) == 2
@@ -150,7 +146,7 @@ def test_select_keeps_rows_and_look_ups_and_codes_take_the_smallest_type():
     found = enumerated(make_spec({"A": [1, 2, 3], "B": [4, 8]}))
     stage = enumeration.SpaceStage("mine", 3)
     part = found.select(found.column("B") == 8, (stage,))
-    assert rows(part) == [{"A": a, "B": 8} for a in (1, 2, 3)]
+    assert part.configs == [{"A": a, "B": 8} for a in (1, 2, 3)]
     assert part.row_of({"A": 3, "B": 8}) == 2
     assert part.row_of({"A": 3, "B": 4}) is None
     assert (part.combinations, part.rules, part.limits) == (6, (), (stage,))
@@ -165,10 +161,10 @@ def test_the_order_of_rules_and_parameters_changes_no_row():
     default = {"A": 1, "B": 2, "C": 1, "D": 2}
     one = enumerated(make_spec(values, rules, default=default))
     other = enumerated(make_spec(values, dict(reversed(rules.items())), default=default))
-    assert rows(one) == rows(other)
+    assert one.configs == other.configs
     turned = enumerated(make_spec(dict(reversed(values.items())), rules, default=default))
     assert len(turned) == len(one)
-    assert all(turned.row_of(config) is not None for config in rows(one))
+    assert all(turned.row_of(config) is not None for config in one.configs)
 
 
 def test_parameters_are_joined_so_that_rules_bind_early():
@@ -234,7 +230,7 @@ def test_parameters_of_one_value_take_no_memory_while_joining():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert rows(found) == [
+    assert found.configs == [
         {**{name: values[0] for name, values in single.items()}, "A": a, "B": b, "C": c}
         for a, b, c in itertools.product(range(100), repeat=3)
         if a + b + c < 30
@@ -287,7 +283,7 @@ def test_checking_one_configuration_agrees_with_the_table():
         device = device_profile(name)
         feasible = feasible_space(spec, spec.at(), device)
         reasons = {str(config): check_config(spec, config, spec.at(), device) for config in products(spec)}
-        assert [config for config in products(spec) if not reasons[str(config)]] == rows(feasible)
+        assert [config for config in products(spec) if not reasons[str(config)]] == feasible.configs
         assert all("\n" not in reason for reason in reasons.values())
 
 
