@@ -26,7 +26,7 @@ import msgspec
 
 from autotile.core.documents import Name, canonical_json, decode_json, encode_json
 from autotile.core.model import CompiledFunction, Config, Problem, Resources
-from autotile.cuda.driver import live_device
+from autotile.cuda.driver import Cluster, live_device
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
 from autotile.errors import CompileError, DataError, InputError, SpecError, ToolchainError
 from autotile.settings import ADDR_NO_RANDOMIZE, read_settings, worker_environment
@@ -251,9 +251,6 @@ _CLUSTER = 0x3D
 """EIATTR_CTA_PER_CLUSTER: extents of ``__cluster_dims__``."""
 _SIZE_SHIFT = 18
 """The size is in the upper bits of the last word."""
-
-
-Cluster = tuple[int, int, int]
 
 
 def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None, Cluster | None]:

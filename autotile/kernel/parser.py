@@ -118,7 +118,13 @@ def parse_spec(
         heuristics_table, all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
-    shaped = _shaped(problem, document.table("default", optional=True), parameters)
+    # Shapes and references may use whole numbers: a value of each, of the default configuration if it is declared.
+    declared = document.table("default", optional=True).data
+    chosen = {name: declared[name] if declared.get(name) in values else values[0] for name, values in parameters}
+    whole = {name: value for name, value in chosen.items() if isinstance(value, int)}
+    whole_kinds = {name: _kind(value) for name, value in whole.items()}
+    at_both = {**problem.sizes, **whole}, {**problem.ragged, **whole}
+    shaped = ProblemSection(*at_both, problem.flags, dtypes, whole_kinds)
     scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
@@ -223,22 +229,6 @@ def _kind(value: Value) -> Kind:
     if isinstance(value, str):
         return "string"
     return "real" if isinstance(value, float) else "boolean" if isinstance(value, bool) else "number"
-
-
-def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parameter]) -> ProblemSection:
-    """Return the problem with the parameters that shapes and references may use: a value of each, and its kind.
-
-    The value is that of the default configuration if it is declared, else the first one.
-    """
-    values: dict[str, int] = {}
-    for parameter in parameters:
-        value = default.data.get(parameter.name, parameter.values[0])
-        value = value if value in parameter.values else parameter.values[0]
-        if isinstance(value, int):
-            values[parameter.name] = value
-    kinds = {name: _kind(value) for name, value in values.items()}
-    sizes, ragged = {**problem.sizes, **values}, {**problem.ragged, **values}
-    return ProblemSection(sizes, ragged, problem.flags, problem.dtypes, kinds)
 
 
 def _rules(

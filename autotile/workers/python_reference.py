@@ -255,8 +255,8 @@ def shaped_problems(spec: KernelSpec, problem: Problem) -> list[dict[str, int]]:
             f"{spec.source}: shapes depend on {', '.join(spec.shaping)}, in more than {_MAX_SHAPES} combinations, and "
             "the function would be called for each; use expressions or a reference kernel"
         )
-    rows = (dict(zip(spec.shaping, map(int, row), strict=True)) for row in itertools.product(*values))
-    found = [{**problem.sizes, **row} for row in rows]
+    rows = (zip(spec.shaping, map(int, row), strict=True) for row in itertools.product(*values))
+    found = [{**problem.sizes, **dict(row)} for row in rows]
     return [one for one in found if all(min(b.extents(problem.at(one).names)) > 0 for b in spec.buffers)]
 
 
