@@ -784,7 +784,7 @@ class KernelSpec:
     def _repr_html_(self) -> str:
         return html_of(self.headline, [[*self.facts]])
 
-    @property
+    @cached_property
     def shaping(self) -> tuple[str, ...]:
         """The parameters that the buffers, their contents or the reference depend on."""
         used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}

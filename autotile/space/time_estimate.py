@@ -18,7 +18,6 @@ from functools import reduce
 import msgspec
 import numpy as np
 from msgspec import structs
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
@@ -199,9 +198,8 @@ class _Launches:
         self._problem = problem
         self._space = space
         self._device = device
-        self._unlimited = replace(device, sm_count=_UNLIMITED_SMS)
         self._ones = {name: 1 for name in spec.sizes if name not in spec.flags}
-        self._fixed = self._names(device)
+        self._fixed = {STEP: 0, **fixed_names(spec, problem, device)}
         total = [self._product([*step.launch.block, *step.launch.grid]).sum() for step in spec.main_steps]
         self._main: Step = spec.main_steps[int(np.argmax(total))]
         launch = self._main.launch
@@ -322,12 +320,10 @@ class _Launches:
         self.operations = self._optional(spec.work.flops, 2 * (elements_read + self._outputs))
         self.element_bytes = max(element_bytes, default=4)
 
-    def _names(self, device: DeviceProperties, **sizes: int) -> dict[str, Value]:
-        return {STEP: 0, **fixed_names(self._spec, self._problem.at({**self._problem.sizes, **sizes}), device)}
-
     def _blocks(self, space: SearchSpace, **sizes: int) -> Column:
-        """Return the blocks of the main step at other sizes."""
-        return self._product(self._main.launch.grid, self._names(self._unlimited, **sizes), space)
+        """Return the blocks of the main step at other sizes, on a device whose SMs limit no grid."""
+        names = {**self._fixed, "device.sm_count": _UNLIMITED_SMS, **sizes}
+        return self._product(self._main.launch.grid, names, space)
 
     def _optional(self, expression: Expression | None, otherwise: Column | float = 0.0) -> Column:
         return np.full(len(self._space), otherwise) if expression is None else self._column(expression)
