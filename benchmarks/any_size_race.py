@@ -70,9 +70,7 @@ def compile_all(kernels: Sequence[Any]) -> dict[str, str]:
     settings, device = read_settings(), live_device()
     jobs = {}
     for kernel in kernels:
-        job = compile_job(
-            kernel.definition, kernel.config, kernel.problem.dtype, device.architecture, kernel.problem.sizes
-        )
+        job = compile_job(kernel.definition, kernel.config, kernel.problem, device.architecture)
         jobs[job.key] = job
     pool = CompilePool(settings, deadline_s=_COMPILE_S)
     try:

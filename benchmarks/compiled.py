@@ -134,7 +134,8 @@ class Bench:
             result, device = self._recording.trial(int(self._row_of[row])), self._recording.header.device
             assert result.resources is not None
             assert device is not None
-            geometry = launch_geometry(self._spec, result.config, self._recording.header.key.sizes, device)
+            problem = self._spec.at(self._recording.header.key.sizes)
+            geometry = launch_geometry(self._spec, result.config, problem, device)
             occupancy = compiled_occupancy(geometry, result.resources, device)
             self._trials[row] = replace(result, geometry=geometry, occupancy=occupancy)
         return self._trials[row]

@@ -118,7 +118,7 @@ def prepare_autotile() -> tuple[Callable[[], Any], Callable[[Any], Iterable[Any]
 
     def build() -> Any:
         spec = parse_spec(text, "gemm.toml")
-        space = enumerate_space(spec, spec.sizes, device)
+        space = enumerate_space(spec, spec.at(), device)
         assert space.row_of(space.config(0)) == 0
         return space
 

@@ -241,7 +241,7 @@ def some_configs(
     """Return random valid configurations of a kernel, of those that are recorded if a recording is given."""
     loaded = load_kernel(kernel)
     problem = resolve_problem(loaded.spec, sizes, None)
-    space = feasible_space(loaded.spec, problem.sizes, device, problem.dtype)
+    space = feasible_space(loaded.spec, problem, device)
     rows: Sequence[int] = range(len(space))
     if recording is not None:
         found = (space.row_of(recording.config(row)) for row in range(len(recording)))

@@ -54,11 +54,7 @@ def seeds_of(served: BoundKernel, given: Iterable[Seed], database: str | None) -
         {name: config.get(name, default) for name, default in spec.default.items()}
         for config in (spec.default, served.config, *(seed.config for seed in known))
     )
-    valid = {
-        config_key(config): config
-        for config in configs
-        if not check_config(spec, config, problem.sizes, served.device, problem.dtype)
-    }
+    valid = {config_key(config): config for config in configs if not check_config(spec, config, problem, served.device)}
     return list(valid.values())[: 2 + _MAX_SEEDS]
 
 

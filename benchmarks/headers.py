@@ -47,7 +47,7 @@ def jobs_of(name: str, count: int) -> list[CompileJob]:
         kernel = load_kernel(str(ROOT / "examples" / name / f"{name}.toml"))
         values = islice(product(*(one.values for one in kernel.spec.parameters)), count)
         configs = [dict(zip((one.name for one in kernel.spec.parameters), each, strict=True)) for each in values]
-        return [compile_job(kernel, config, kernel.spec.dtypes[0], "sm_90") for config in configs]
+        return [compile_job(kernel, config, kernel.spec.at(), "sm_90") for config in configs]
     body = f'extern "C" __global__ void f(float* x) {{ {INCLUDED[name]} x[threadIdx.x] = TILE; }}\n'
     source = f"#include <{name}>\n{body}"
     tiles = (f"-DTILE={32 * number}" for number in range(1, count + 1))

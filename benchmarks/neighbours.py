@@ -123,7 +123,7 @@ class Recorded:
         """Return the recorded time of the configuration of the least estimate."""
         codes = np.asfortranarray(self.recording.codes[self.recording.ok])
         space = SearchSpace(self.recording.header.parameters, codes, len(codes), (), (), 0.0)
-        found = estimate_times(self.kernel.spec, self.problem.sizes, self.device, space, self.problem.dtype)
+        found = estimate_times(self.kernel.spec, self.problem, self.device, space)
         if found is None:
             raise SystemExit(f"{self.problem} has no estimates")
         return float(self.times_us[self.recording.ok][int(np.argmin(found.time_us))])
@@ -212,7 +212,7 @@ def check_of(name: str) -> dict[str, Any]:
                 if base == key or not {base, key} <= times_here.keys() & times_there.keys():
                     continue
                 tuned = Tuned(there.sizes, device, {key: config}, {key: times_there[key], base: times_there[base]})
-                found = prefer(spec, here.sizes, device, one.config, [tuned])
+                found = prefer(spec, spec.at(here.sizes), device, one.config, [tuned])
                 log = math.log(times_here[key] / times_here[base])
                 logs.append((log if found is not None and found.is_faster else 0.0, log, min(log, 0.0)))
     served, nearest, either = np.exp(np.mean(logs, axis=0)).tolist()

@@ -51,10 +51,10 @@ def main() -> None:
 def compare(kernel: Kernel, device: DeviceProperties, count: int, seed: int) -> dict[str, int]:
     """Return the number of configurations compared and the number that agreed."""
     spec = kernel.spec
-    space = feasible_space(spec, spec.sizes, device, spec.dtypes[0])
+    space = feasible_space(spec, spec.at(), device)
     drawn = np.random.default_rng(seed).permutation(len(space))[:count]
     configs = [space.config(int(row)) for row in drawn]
-    jobs = [compile_job(kernel, config, spec.dtypes[0], device.architecture, spec.sizes) for config in configs]
+    jobs = [compile_job(kernel, config, spec.at(), device.architecture) for config in configs]
     with ProcessPoolExecutor(available_cores()) as pool:
         paths = list(pool.map(cached, jobs))
     agreed = sum(
@@ -73,7 +73,7 @@ def agree(kernel: Kernel, config: Config, device: DeviceProperties, job: Compile
     """Return True if calculator and driver give the same number of blocks per SM."""
     settings = read_settings()
     resources: Any = CubinCache(settings.cache, settings.cache_limit_bytes).get_or_compile(job).resources
-    geometry = launch_geometry(kernel.spec, config, kernel.spec.sizes, device)
+    geometry = launch_geometry(kernel.spec, config, kernel.spec.at(), device)
     function = Module(path).function(kernel.spec.entry)
     function.opt_in(geometry.dynamic_smem_bytes)
     measured = function.blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)

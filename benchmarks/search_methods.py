@@ -133,7 +133,7 @@ def _known_launch(name: str) -> Estimate | None:
 def _estimate(
     spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str, space: SearchSpace
 ) -> np.ndarray | None:
-    found = estimate_times(spec, sizes, device, space, dtype)
+    found = estimate_times(spec, spec.at(sizes, dtype), device, space)
     return found.time_us if found is not None else None
 
 

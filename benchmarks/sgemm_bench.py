@@ -25,7 +25,7 @@ KERNEL = "sgemm_2d"
 def sample_configs(sizes: Mapping[str, int], count: int, seed: int = 0) -> list[Config]:
     """Return the default and a random sample of the valid configurations, in the order of the space."""
     kernel = load_kernel(KERNEL)
-    space = feasible_space(kernel.spec, sizes, live_device())
+    space = feasible_space(kernel.spec, kernel.spec.at(sizes), live_device())
     rows = set(np.random.default_rng(seed).choice(len(space), size=min(count, len(space)) - 1, replace=False).tolist())
     default = space.row_of(kernel.spec.default)
     assert default is not None
@@ -53,7 +53,10 @@ class Matrices:
         settings = read_settings()
         pool = CompilePool(settings)
         try:
-            jobs = [compile_job(self._kernel, config, "float32", self._device.architecture) for config in configs]
+            jobs = [
+                compile_job(self._kernel, config, self._kernel.spec.at(), self._device.architecture)
+                for config in configs
+            ]
             compiled = [pool.submit(lambda job=job: job) for job in jobs]
             cubins = [future.result().cubin for future in compiled]
         finally:
@@ -64,6 +67,6 @@ class Matrices:
 
     def _launch(self, path: Path, config: Config) -> Launch:
         function = Module(path).function(self._kernel.spec.entry)
-        geometry = launch_geometry(self._kernel.spec, config, self._sizes, self._device)
+        geometry = launch_geometry(self._kernel.spec, config, self._kernel.spec.at(self._sizes), self._device)
         function.opt_in(geometry.dynamic_smem_bytes)
         return lambda: function.launch(geometry.grid, geometry.block, self._arguments, geometry.dynamic_smem_bytes)

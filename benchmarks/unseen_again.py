@@ -67,7 +67,8 @@ def relearned(bench: Bench, rule: FamilyRule) -> FamilyRule:
     spec, device = bench.kernel.spec, bench.device
     times_us = np.array([[np.nan if time is None else time[0] for time in point.times_us] for point in rule.points])
     configs, resident = [one.config for one in rule.configs], [one.blocks_per_sm for one in rule.configs]
-    points, members = [point.sizes for point in rule.points], sample_members(rule.family)
+    points = [spec.at(point.sizes, bench.dtype) for point in rule.points]
+    members = [spec.at(sizes, bench.dtype) for sizes in sample_members(rule.family)]
     over_best = times_us / np.nanmin(times_us, axis=1, keepdims=True)
     measured = TrainingData(
         times_us,
@@ -96,8 +97,9 @@ def _again(bench: Bench, rule: FamilyRule, row: Mapping[str, Any]) -> dict[str, 
 
 
 def _served(spec: KernelSpec, bench: Bench, rule: FamilyRule, sizes: Mapping[str, int]) -> Config:
-    configs = (rule.configs[number].config for number in rule.order(spec, bench.device, sizes))
-    return next(one for one in configs if not check_config(spec, one, sizes, bench.device, bench.dtype))
+    problem = spec.at(sizes, bench.dtype)
+    configs = (rule.configs[number].config for number in rule.order(spec, bench.device, problem))
+    return next(one for one in configs if not check_config(spec, one, problem, bench.device))
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ class Bench:
         )
 
         def candidate(config: Config) -> Candidate:
-            job = compile_job(self.kernel, config, problem.dtype, self.device.architecture, problem.sizes)
+            job = compile_job(self.kernel, config, problem, self.device.architecture)
             return Candidate(config, str(cache.get_or_compile(job).path))
 
         with closing(Gpu(workload, self.options.run_deadline_s, worker_pool=self.worker_pool)) as gpu:
@@ -244,7 +244,7 @@ def _value(extent: Extent, rng: np.random.Generator, how: str) -> int:
 
 def _is_possible(kernel: Kernel, sizes: Mapping[str, int], device: Any, dtype: str | None) -> bool:
     try:
-        return len(feasible_space(kernel.spec, sizes, device, dtype)) > 0
+        return len(feasible_space(kernel.spec, kernel.spec.at(sizes, dtype), device)) > 0
     except InputError:
         return False
 

@@ -21,7 +21,7 @@ def compiled(
     kernel: Kernel, config: Config, cache: CubinCache, sizes: Mapping[str, int] | None = None, dtype: str = "float32"
 ) -> Candidate:
     """Compile a configuration for this device, at sizes if the code depends on them."""
-    cubin = cache.get_or_compile(compile_job(kernel, config, dtype, live_device().architecture, sizes))
+    cubin = cache.get_or_compile(compile_job(kernel, config, kernel.spec.at(sizes, dtype), live_device().architecture))
     return Candidate(config, str(cubin.path), cubin.symbols)
 
 

@@ -260,7 +260,7 @@ def recording(scale_toml, tmp_path):
     kernel = load_kernel(str(scale_toml))
     device = device_profile("h200")
     problem = resolve_problem(kernel.spec, {"n": 1048576})
-    space = feasible_space(kernel.spec, problem.sizes, device)
+    space = feasible_space(kernel.spec, problem, device)
     key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     path = tmp_path / "scale.npz"
     header = RecordingHeader(key=key, parameters=kernel.spec.parameters, device=device, valid_configs=len(space))

@@ -128,7 +128,7 @@ def _trial(
 ) -> Trial:
     problem = recorded.header.problem
     result = recorded.trial(row)
-    geometry = LaunchPlan.of(kernel.spec, result.config, problem.sizes, device).main.geometry
+    geometry = LaunchPlan.of(kernel.spec, result.config, problem, device).main.geometry
     resident = None
     if result.resources is not None:
         smem_bytes = result.resources.static_smem_bytes + geometry.dynamic_smem_bytes

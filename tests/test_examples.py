@@ -38,8 +38,8 @@ def kernel(request):
 
 def test_there_is_a_choice_and_the_default_is_valid_at_both_shapes(kernel):
     for sizes in (kernel.spec.sizes, kernel.spec.ragged):
-        assert check_config(kernel.spec, kernel.spec.default, sizes, H200) == ""
-    assert len(feasible_space(kernel.spec, kernel.spec.sizes, H200)) >= 20
+        assert check_config(kernel.spec, kernel.spec.default, kernel.spec.at(sizes), H200) == ""
+    assert len(feasible_space(kernel.spec, kernel.spec.at(), H200)) >= 20
 
 
 def test_the_source_explains_every_parameter(kernel):
@@ -53,7 +53,7 @@ def test_the_default_compiles_without_spilling(kernel):
     if kernel.name in NEEDS_HEADERS:
         pytest.skip("CUTLASS is not installed with autotile")
     for dtype in kernel.spec.dtypes:
-        job = compile_job(kernel, kernel.spec.default, dtype, "sm_90")
+        job = compile_job(kernel, kernel.spec.default, kernel.spec.at(dtype=dtype), "sm_90")
         assert compile_cubin(job).resources.spill_bytes == 0
 
 
@@ -85,7 +85,7 @@ class TestOperations:
             assert fitting
             for member, sizes in fitting:
                 spec = member.load().spec
-                assert check_config(spec, spec.default, sizes, H200) == ""
+                assert check_config(spec, spec.default, spec.at(sizes), H200) == ""
 
 
 class TestRowSums:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotile.core.device import device_profile
+from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.model import Config, Resources, Value
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.errors import InputError
@@ -19,7 +19,7 @@ from autotile.kernel.launch import LaunchPlan, fixed_names, launch_geometry, val
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.problem import capability_of, is_below, unsupported_reason
 from autotile.space.limits import check_config
-from autotile.space.search_space import feasible_space
+from autotile.space.search_space import SearchSpace, feasible_space
 
 ROOT = Path(__file__).parents[1]
 H200 = device_profile("h200")
@@ -49,10 +49,10 @@ def compiled_as_declared(
 
     A warning of the assembler, as of an ignored setmaxnreg, is an error.
     """
-    job = compile_job(kernel, config, dtype, architecture, sizes)
+    job = compile_job(kernel, config, kernel.spec.at(sizes, dtype), architecture)
     resources = compile_cubin(replace(job, options=(*job.options, "--ptxas-options=-Werror"))).resources
     launch = kernel.spec.steps[0].launch
-    names: Mapping[str, Value] = {**fixed_names(kernel.spec, sizes, device_profile("h200")), **config}
+    names: Mapping[str, Value] = {**fixed_names(kernel.spec, kernel.spec.at(sizes), device_profile("h200")), **config}
     assert resources.static_smem_bytes == value_or_zero(launch.static_smem_bytes, names), config
     if not resources.spill_bytes:
         assert resources.registers >= value_or_zero(launch.min_registers, names), config
@@ -64,7 +64,7 @@ def test_the_default_is_valid_at_both_shapes(kernel, device):
     if unsupported_reason(kernel.spec, device_profile(device)):
         pytest.skip("the kernel is not for this device")
     for sizes in (kernel.spec.sizes, kernel.spec.ragged):
-        assert check_config(kernel.spec, kernel.spec.default, sizes, device_profile(device)) == ""
+        assert fault(kernel, kernel.spec.default, sizes, device_profile(device)) == ""
 
 
 def test_the_template_alone_has_the_default_of_the_search_space(kernel):
@@ -117,9 +117,9 @@ SMALL, WGMMA, PADDED, MMA, LIMBS, SGEMM, SGEMM_WS, NAIVE, TILED, SGEMM_2D = (
 def test_an_unguarded_tile_is_admitted_only_where_tiles_are_whole():
     config = {**TILED.spec.default, "TILE": 16, "GUARDED": False}
     whole = {"M": 64, "N": 32, "K": 48}
-    assert check_config(TILED.spec, config, whole, H200) == ""
+    assert fault(TILED, config, whole) == ""
     for size in whole:
-        assert "unguarded_needs_whole_tiles" in check_config(TILED.spec, config, {**whole, size: 33}, H200)
+        assert "unguarded_needs_whole_tiles" in fault(TILED, config, {**whole, size: 33})
 
 
 LAYOUTS = [{"TRANS_A": a, "TRANS_B": b} for a, b in product((0, 1), repeat=2)]
@@ -132,9 +132,17 @@ def sizes(kernel: Kernel, shape: Shape, **others: int) -> dict[str, int]:
     return {**kernel.spec.sizes, **dict(zip("MNK", shape, strict=True)), **flags}
 
 
+def feasible(kernel: Kernel, problem: Mapping[str, int], device: DeviceProperties = H200) -> SearchSpace:
+    return feasible_space(kernel.spec, kernel.spec.at(problem), device)
+
+
+def fault(kernel: Kernel, config: Config, problem: Mapping[str, int], device: DeviceProperties = H200) -> str:
+    return check_config(kernel.spec, config, kernel.spec.at(problem), device)
+
+
 def middle(kernel: Kernel, problem: Mapping[str, int], part: int, parts: int) -> Config:
     """The configuration in the middle of one of the equal parts of a space."""
-    space = feasible_space(kernel.spec, problem, H200)
+    space = feasible(kernel, problem)
     return space.config((2 * part + 1) * len(space) // (2 * parts))
 
 
@@ -160,7 +168,7 @@ SEARCHABLE = [
     ("kernel", "shape", "layout", "bounds"), SEARCHABLE, ids=lambda each: getattr(each, "name", str(each))
 )
 def test_the_space_is_large_but_searchable_in_a_minute(kernel, shape, layout, bounds):
-    found, (least, most) = len(feasible_space(kernel.spec, sizes(kernel, shape, **layout), H200)), bounds
+    found, (least, most) = len(feasible(kernel, sizes(kernel, shape, **layout))), bounds
     assert least <= found <= (most or found)
 
 
@@ -173,7 +181,7 @@ def test_the_default_is_valid_for_every_size_layout_and_device(kernel):
     devices = [H200, device_profile("a100")] if kernel in (MMA, LIMBS) else [H200]
     for shape, layout, device in product(shapes, LAYOUTS, devices):
         problem = sizes(kernel, shape, OUT_FP32=layout["TRANS_A"] ^ layout["TRANS_B"], **layout)
-        assert check_config(kernel.spec, kernel.spec.default, problem, device) == "", (shape, layout, device.name)
+        assert fault(kernel, kernel.spec.default, problem, device) == "", (shape, layout, device.name)
 
 
 SPREAD = [
@@ -232,7 +240,7 @@ FIXED = [
     ids=[f"{kernel.name}-{shape}-{flags}" for kernel, shape, flags, *_ in FIXED],
 )
 def test_the_problem_and_the_device_leave_one_value(kernel, shape, flags, device, only):
-    space = feasible_space(kernel.spec, sizes(kernel, shape, **flags), device)
+    space = feasible(kernel, sizes(kernel, shape, **flags), device)
     assert set(space.column(only[0])) == {only[1]}
 
 
@@ -250,12 +258,12 @@ def test_the_problem_and_the_device_leave_one_value(kernel, shape, flags, device
 )
 def test_a_rule_leaves_nothing(kernel, shape, flags, rule):
     with pytest.raises(InputError, match=rule):
-        feasible_space(kernel.spec, sizes(kernel, shape, **flags), H200)
+        feasible(kernel, sizes(kernel, shape, **flags))
 
 
 def test_clusters_along_k_are_for_few_tiles():
     problem = sizes(WGMMA, (2560, 64, 2560))
-    space = feasible_space(WGMMA.spec, problem, H200)
+    space = feasible(WGMMA, problem)
     clusters = [config for config in map(space.config, range(len(space))) if config["CLUSTER_SPLIT"] == 1]
     assert {config["SPLIT_K"] for config in clusters} == set(range(2, 9))
     assert all(config["PINGPONG"] == 0 and config["CLUSTER_M"] == config["CLUSTER_N"] == 1 for config in clusters)
@@ -342,15 +350,15 @@ def test_rows_of_any_length_at_any_address_are_copied(tmp_path):
 @pytest.mark.parametrize("part", range(3))
 def test_configurations_with_copies_compile_without_spilling(part):
     problem = sizes(PADDED, (1905, 653, 4737), TRANS_A=part % 2, TRANS_B=part // 2)
-    assert 1000 <= len(feasible_space(PADDED.spec, problem, H200)) <= 100_000
-    job = compile_job(PADDED, middle(PADDED, problem, part, 3), "float16", "sm_90a", problem)
+    assert 1000 <= len(feasible(PADDED, problem)) <= 100_000
+    job = compile_job(PADDED, middle(PADDED, problem, part, 3), PADDED.spec.at(problem, "float16"), "sm_90a")
     cubin = compile_cubin(replace(job, options=(*job.options, "--ptxas-options=-Werror")))
     spills = {entry: found.resources.spill_bytes for entry, found in cubin.functions.items()}
     assert spills == {"pad_rows": 0, "gemm_wgmma": 0}
 
 
 def test_the_product_is_the_main_step():
-    plan = LaunchPlan.of(PADDED.spec, PADDED.spec.default, PADDED.spec.sizes, H200)
+    plan = LaunchPlan.of(PADDED.spec, PADDED.spec.default, PADDED.spec.at(), H200)
     assert (len(plan.launches), plan.main.step) == (2, 1)
     assert plan.launches[0].threads > plan.main.threads
 
@@ -360,16 +368,16 @@ def test_the_product_is_the_main_step():
 
 @named(SGEMM, SGEMM_WS)
 def test_all_configurations_of_large_enough_squares_are_verified_at_the_ragged_shape(kernel):
-    ragged = feasible_space(kernel.spec, kernel.spec.ragged, H200)
+    ragged = feasible(kernel, kernel.spec.ragged)
     for size in (256, 1024, 4096):
         problem = sizes(kernel, (size, size, size))
         assert kernel.spec.ragged_sizes(problem) == kernel.spec.ragged
-        assert feasible_space(kernel.spec, problem, H200).rows_in(ragged).all(), size
+        assert feasible(kernel, problem).rows_in(ragged).all(), size
 
 
 @named(SGEMM, SGEMM_WS)
 def test_few_blocks_have_little_to_do(kernel):
-    space = feasible_space(kernel.spec, sizes(kernel, (1024, 1024, 1024)), H200)
+    space = feasible(kernel, sizes(kernel, (1024, 1024, 1024)))
     bm, bn, splits = (space.column(name) for name in ("BM", "BN", "SPLIT_K"))
     blocks = 1024 // bm * (1024 // bn) * splits
     defaults_tile = (bm == 128) & (bn == 128) & (splits == 1)
@@ -381,19 +389,20 @@ def test_few_blocks_have_little_to_do(kernel):
 def test_what_is_transposed_is_swizzled_or_padded(kernel):
     padded, swizzled = ({**kernel.spec.default, "SWIZZLE": swizzle} for swizzle in (0, 1))
     transposed = {**kernel.spec.sizes, "TRANS_B": 1}
-    geometries = [launch_geometry(kernel.spec, config, transposed, H200) for config in (padded, swizzled)]
+    of = kernel.spec.at(transposed), H200
+    geometries = [launch_geometry(kernel.spec, config, *of) for config in (padded, swizzled)]
     gaps = 4 * (4 + 4) * padded["BK"] * padded["STAGES"]
     assert geometries[0].dynamic_smem_bytes - geometries[1].dynamic_smem_bytes == gaps
     copied = {**kernel.spec.sizes, "TRANS_A": 1}
-    assert "swizzle_is_felt" in check_config(kernel.spec, swizzled, copied, H200)
+    assert "swizzle_is_felt" in fault(kernel, swizzled, copied)
 
 
 @named(SGEMM, SGEMM_WS)
 def test_wide_loads_are_for_rows_that_allow_them(kernel):
     aligned, odd = ({**kernel.spec.sizes, "N": n, "K": n} for n in (512, 511))
     narrow = {**kernel.spec.default, "VEC": 1}
-    assert check_config(kernel.spec, kernel.spec.default, aligned, H200) == ""
-    assert "wide_where_it_fits" in check_config(kernel.spec, kernel.spec.default, odd, H200)
-    assert check_config(kernel.spec, narrow, odd, H200) == check_config(kernel.spec, narrow, aligned, H200) == ""
-    assert feasible_space(kernel.spec, odd, H200).row_of(narrow) is not None
-    assert feasible_space(kernel.spec, aligned, H200).row_of(narrow) is None
+    assert fault(kernel, kernel.spec.default, aligned) == ""
+    assert "wide_where_it_fits" in fault(kernel, kernel.spec.default, odd)
+    assert fault(kernel, narrow, odd) == fault(kernel, narrow, aligned) == ""
+    assert feasible(kernel, odd).row_of(narrow) is not None
+    assert feasible(kernel, aligned).row_of(narrow) is None

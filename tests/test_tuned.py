@@ -26,7 +26,7 @@ def test_each_belongs_to_its_kernel_as_it_is(winner):
     assert winner.key.template_hash == kernel.source_hash
     assert winner.key.space_hash == space_hash(kernel.spec)
     assert winner.device is not None
-    assert not check_config(kernel.spec, winner.config, winner.key.sizes, winner.device, winner.key.dtype)
+    assert not check_config(kernel.spec, winner.config, winner.key.problem, winner.device)
 
 
 def test_they_are_served_where_nothing_is_tuned(tmp_path):

@@ -333,7 +333,7 @@ def _checks(
             holds, detail = False, error.problem
         yield ConfigCheck("heuristic" if rule.is_heuristic else "rule", rule.name, holds, detail)
     with suppress(SpecError):
-        demand = demand_of(spec, names, problem.sizes, problem.dtype)
+        demand = demand_of(spec, names, problem)
         for limit in limits_of(spec):
             fits = bool(limit.fits(demand, device))
             yield ConfigCheck("limit", limit.name, fits, "" if fits else limit.explain(demand, device))
@@ -351,7 +351,7 @@ def _compiled(
     from autotile.workers.compile_pool import compile_in_worker
 
     try:
-        job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)
+        job = compile_job(kernel, config, problem, device.architecture)
         compiled = compile_in_worker(job, read_settings(), TuneOptions().compile_deadline_s)
     except (ToolchainError, WorkerError) as error:
         return {}, "", str(error)
@@ -601,7 +601,7 @@ def _open_space(
     """Load a kernel and enumerate its valid configurations; return what was assumed, too, one line each."""
     target, notice = resolve_device(device)
     loaded, problem = open_problem(kernel, given, dtype)
-    found = feasible_space(loaded.spec, problem.sizes, target, problem.dtype)
+    found = feasible_space(loaded.spec, problem, target)
     ignored = "the heuristics leave no configuration at these sizes, so they are ignored"
     is_whole = len(found.rules) == len((*loaded.spec.rules, *loaded.spec.heuristics))
     notices = (notice, sizes_notice(loaded.spec, problem.sizes, given), "" if is_whole else ignored)
@@ -709,15 +709,14 @@ def explain_kernel(
     spec = loaded.spec
     config, named = split_assignments(spec, given)
     problem = resolve_problem(spec, named, dtype, defaults=True)
-    sizes = problem.sizes
-    names = known_names(spec, config, sizes, gpu)
+    names = known_names(spec, config, problem, gpu)
     checks = list(_checks(spec, config, problem, gpu, names))
-    fault, not_compiled = check_config(spec, config, sizes, gpu, problem.dtype), ""
+    fault, not_compiled = check_config(spec, config, problem, gpu), ""
     plan, data = None, None
     with suppress(ConfigError, SpecError):  # a check reports the reason
-        plan = LaunchPlan.of(spec, config, sizes, gpu)
+        plan = LaunchPlan.of(spec, config, problem, gpu)
     with suppress(ConfigError, SpecError):
-        data = LaunchData.of(spec, problem.dtype, names)
+        data = LaunchData.of(spec, config, problem, gpu)
     steps: list[CompiledStep] = []
     if fault:
         not_compiled = "it would not be compiled"
@@ -754,7 +753,7 @@ def explain_kernel(
         data=data,
         launches=plan.launches if plan is not None else (),
         steps=tuple(steps),
-        notices=tuple(filter(None, (notice, sizes_notice(spec, sizes, given)))),
+        notices=tuple(filter(None, (notice, sizes_notice(spec, problem.sizes, given)))),
     )
 
 
@@ -878,7 +877,7 @@ def survey(
     order = np.random.default_rng(seed).permutation(len(valid))[:sample].tolist()
     if sample is not None and sample > len(valid):
         notices += (f"only {plural(len(valid), 'configuration is', 'configurations are')} valid: all are compiled",)
-    estimate = estimate_times(loaded.spec, problem.sizes, target, valid, problem.dtype)
+    estimate = estimate_times(loaded.spec, problem, target, valid)
     table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
 
     def report() -> None:
@@ -890,7 +889,7 @@ def survey(
     with StopRequest() as stop, closing(CompilePool(read_settings(), count)) as pool:
         while not stop.requested:
             for row in islice(rows, _AHEAD * count - len(pending)):
-                job = partial(compile_job, loaded, valid.config(row), problem.dtype, target.architecture, problem.sizes)
+                job = partial(compile_job, loaded, valid.config(row), problem, target.architecture)
                 pending[pool.submit(job)] = row
             if not pending:
                 break
@@ -898,7 +897,7 @@ def survey(
             for future in done:
                 row = pending.pop(future)
                 config = valid.config(row)
-                plan = LaunchPlan.of(loaded.spec, config, problem.sizes, target)
+                plan = LaunchPlan.of(loaded.spec, config, problem, target)
                 table.add(row, gated_trial(loaded, problem, config, future.result(), plan=plan, device=target))
             if done:
                 report()

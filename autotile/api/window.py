@@ -110,8 +110,8 @@ class _Collected:
         if contenders and contenders[0].time_us:
             return self.calls * contenders[0].time_us
         spec, config = served.definition.spec, served.config or served.definition.spec.default
-        sizes = {name: self.problem.sizes.get(name, usual) for name, usual in spec.sizes.items()}
-        found = estimate_configs(spec, sizes, served.device, [config], self.problem.dtype)
+        problem = self.problem.at({name: self.problem.sizes.get(name, usual) for name, usual in spec.sizes.items()})
+        found = estimate_configs(spec, problem, served.device, [config])
         return self.calls * (float(found.time_us[0]) if found is not None else _UNKNOWN_US)
 
     @cached_property

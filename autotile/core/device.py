@@ -23,8 +23,11 @@ Capability = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,3}\.[0-9]{1,3}\Z")]
 """Compute capability, such as ``"9.0"``."""
 
 
-class CapabilityLimits(msgspec.Struct, frozen=True):
-    """Limits and rates of all devices of a compute capability, as the CUDA occupancy calculation uses them."""
+class DeviceProperties(msgspec.Struct, frozen=True):
+    """Properties of a GPU, from a live device, a profile file or a recording.
+
+    The first ones, as the CUDA occupancy calculation uses them, are those of its compute capability: see `limits_for`.
+    """
 
     warp_size: Positive
     max_threads_per_block: Positive
@@ -50,11 +53,6 @@ class CapabilityLimits(msgspec.Struct, frozen=True):
     max_grid_dim: tuple[Positive, Positive, Positive]
     fp32_lanes_per_sm: Positive
     """fp32 fused multiply-adds per SM and clock cycle."""
-
-
-class DeviceProperties(CapabilityLimits, frozen=True):
-    """Properties of a GPU, from a live device, a profile file or a recording."""
-
     name: Name
     compute_capability: Capability
     """Such as ``"9.0"``."""
@@ -93,10 +91,7 @@ class DeviceProperties(CapabilityLimits, frozen=True):
 
 
 EXPRESSION_NAMES = tuple(
-    name
-    for kind in (CapabilityLimits, DeviceProperties)
-    for name, hint in kind.__annotations__.items()
-    if hint in {"Positive", "Bytes"}
+    name for name, hint in DeviceProperties.__annotations__.items() if hint in {"Positive", "Bytes"}
 )
 """Names of ``device.*`` in expressions: all integer properties."""
 
@@ -150,8 +145,8 @@ def profile_names() -> list[str]:
 
 
 @cache
-def limits_for(compute_capability: str) -> CapabilityLimits:
-    """Return the limits of a compute capability.
+def limits_for(compute_capability: str) -> Mapping[str, Any]:
+    """Return the limits and rates of all devices of a compute capability, by the names of `DeviceProperties`.
 
     An unknown capability has the limits of the nearest lower one with the same major version, or, if there is none, of
     the newest. Raise `InputError` if ``compute_capability`` is not of the form ``"9.0"``.
@@ -165,7 +160,7 @@ def limits_for(compute_capability: str) -> CapabilityLimits:
         found = _values(table[row])
         row = found.pop("like", None)
         figures = {**found, **figures}
-    return convert(figures, CapabilityLimits)
+    return figures
 
 
 def parse_profile(text: str, source: str) -> DeviceProperties:
@@ -175,7 +170,7 @@ def parse_profile(text: str, source: str) -> DeviceProperties:
     """
     try:
         figures = _values(tomllib.loads(text))
-        limits = msgspec.structs.asdict(limits_for(str(figures.get("compute_capability"))))
+        limits = limits_for(str(figures.get("compute_capability")))
         return convert({**limits, **figures, "source": "profile"}, DeviceProperties)
     except ValueError as error:  # it is not TOML, or has other figures
         raise InputError(f"{source}: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +37,9 @@ L2Mode = Literal["cold", "hot", "eager"]
 """State of the L2 cache before each launch: overwritten, or as the one before left it. Or ``eager``: the latter, where
 the host launches one by one, so that its part counts."""
 
+DTYPE_BYTES = "dtype_bytes"
+"""Name in expressions: bytes of an element of the problem's type."""
+
 OBJECTIVE, COST, METRIC = "objective", "objective_cost", "metric."
 """Names in `Trial.telemetry`: value of the session's objective, what the search minimised, and prefix of metrics."""
 
@@ -48,6 +52,14 @@ on the scale of the GPU that holds the finals."""
 
 SAME_CODE = "same_code"
 """Stage of a candidate that was not measured because it compiled to the code of an earlier one."""
+
+
+@cache
+def dtype_names(dtype: str) -> Mapping[str, int]:
+    """Return `DTYPE_BYTES` by its name; nothing for the dtype of a result that another version has stored."""
+    from autotile.core.dtypes import DTYPES  # imports NumPy
+
+    return {DTYPE_BYTES: DTYPES[dtype].size_bytes} if dtype in DTYPES else {}
 
 
 def config_key(config: Config) -> str:
@@ -115,6 +127,15 @@ class Problem:
     def __str__(self) -> str:
         sizes = [f"{name}={value}" for name, value in self.sizes.items()]
         return " ".join([self.kernel, *sizes, self.dtype])
+
+    @property
+    def names(self) -> dict[str, int]:
+        """The value of every name that an expression may use of a problem: sizes, flags and `DTYPE_BYTES`."""
+        return {**self.sizes, **dtype_names(self.dtype)}
+
+    def at(self, sizes: Mapping[str, int]) -> Problem:
+        """Return the problem of the same kernel and dtype with other sizes and flags."""
+        return Problem(self.kernel, sizes, self.dtype)
 
 
 class LaunchGeometry(msgspec.Struct, frozen=True, gc=False):

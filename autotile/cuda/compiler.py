@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from autotile.core.documents import Name, canonical_json, decode_json, encode_json
-from autotile.core.model import CompiledFunction, Config, Resources
-from autotile.cuda.driver import live_device
+from autotile.core.model import CompiledFunction, Config, Problem, Resources
+from autotile.cuda.driver import Cluster, live_device
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
 from autotile.errors import CompileError, DataError, InputError, SpecError, ToolchainError
 from autotile.settings import ADDR_NO_RANDOMIZE, read_settings, worker_environment
@@ -99,14 +99,11 @@ def _hash_of(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
 
 
-def compile_job(
-    kernel: Kernel, config: Config, dtype: str, architecture: str, sizes: Mapping[str, int] | None = None
-) -> CompileJob:
-    """Return the compilation of a configuration for a dtype of the problem.
+def compile_job(kernel: Kernel, config: Config, problem: Problem, architecture: str) -> CompileJob:
+    """Return the compilation of a configuration for a problem, of which `KernelSpec.compiled_names` are compiled in.
 
-    An architecture in the search-space file takes precedence over that of the device. The `KernelSpec.compiled_names`
-    of the problem's sizes and flags are compiled in, else the kernel's defaults. Raise `InputError` if a file that an
-    option names cannot be read, or an option has no value.
+    An architecture in the search-space file takes precedence over that of the device. Raise `InputError` if a file that
+    an option names cannot be read, or an option has no value.
     """
     from autotile.core.dtypes import DTYPES  # imports NumPy, which a compile worker does without
     from autotile.kernel.sources import read_bytes, sources_with_options
@@ -127,12 +124,11 @@ def compile_job(
         digest = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()
         options = (*spec.options, *options)
         return CompileJob(source=source, source_hash=digest, entry=spec.entry, options=options, **shared)
-    sizes = sizes if sizes is not None else spec.sizes
-    names = {**sizes, **config}
+    sizes, names = problem.sizes, {**problem.names, **config}
     arguments = build.arguments(names)
     flags = {name: sizes[name] for name in spec.flags}
     texts = {name: macro_text(value) for name, value in {**config, **flags}.items()}
-    texts |= {"DTYPE": DTYPES[dtype].c_type, **build.macros(names)}
+    texts |= {"DTYPE": DTYPES[problem.dtype].c_type, **build.macros(names)}
     # A macro of a template parameter's name would replace the name in the declaration of the template, too; the value
     # goes into the expressions that name the entries instead.
     values = {name: text for name, text in texts.items() if name in kernel.template_names}
@@ -255,9 +251,6 @@ _CLUSTER = 0x3D
 """EIATTR_CTA_PER_CLUSTER: extents of ``__cluster_dims__``."""
 _SIZE_SHIFT = 18
 """The size is in the upper bits of the last word."""
-
-
-Cluster = tuple[int, int, int]
 
 
 def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None, Cluster | None]:

@@ -10,10 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
-from msgspec import structs
-
 from autotile.core.device import DeviceProperties, limits_for
-from autotile.core.model import LaunchGeometry, Outcome, Value
+from autotile.core.model import LaunchGeometry, Outcome, Problem
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError, ToolchainError
 
@@ -153,7 +151,7 @@ def live_device(index: int = 0) -> DeviceProperties:
         check(driver.cuDeviceGetAttribute(ctypes.byref(number), code, device))
         found[attribute] = number.value
     capability = f"{found['major']}.{found['minor']}"
-    figures = structs.asdict(limits_for(capability)) | {field: found[field] for field in _OWN_FIELDS}
+    figures = {**limits_for(capability), **{field: found[field] for field in _OWN_FIELDS}}
     figures |= {f"max_{each}_dim": tuple(found[f"max_{each}_{axis}"] for axis in "xyz") for each in ("block", "grid")}
     return DeviceProperties(
         name=name.value.decode(),
@@ -270,7 +268,7 @@ ConstantCopy = tuple[str, int, int]
 """A copy to a ``__constant__`` variable: name of the buffer, device address of the variable, and size in bytes."""
 
 
-def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], dtype: str) -> tuple[ConstantCopy, ...]:
+def constant_copies(spec: KernelSpec, module: int, problem: Problem) -> tuple[ConstantCopy, ...]:
     """Return the copies that a module, given by its driver handle, needs before a launch.
 
     A variable that the module does not have, as with another value of a parameter, is left out. Raise `InputError` if a
@@ -285,7 +283,7 @@ def constant_copies(spec: KernelSpec, module: int, sizes: Mapping[str, Value], d
         find = load_driver().cuModuleGetGlobal_v2
         if find(ctypes.byref(address), ctypes.byref(variable_bytes), handle, symbol) != 0:
             continue
-        size_bytes = buffer.size_bytes(dtype, sizes)
+        size_bytes = buffer.size_bytes(problem.dtype, problem.names)
         if size_bytes > variable_bytes.value:
             raise InputError(
                 f"{spec.source}: {buffer.name} has {size_bytes} bytes, but its __constant__ variable "

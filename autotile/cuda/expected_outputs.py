@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES, Dtype, map_npy
-from autotile.core.model import Config, config_key
+from autotile.core.model import Config, Problem, config_key
 from autotile.core.text import plural, sizes_text
 from autotile.cuda.compiler import CubinCache, compile_job
 from autotile.cuda.driver import constant_copies, copy_constants
@@ -27,7 +27,7 @@ from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.arguments import encode_value
 from autotile.kernel.expressions import ArrayExpression, Matmul, ShapeOnly
 from autotile.kernel.inputs import expected_file
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, launch_geometry
+from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
 from autotile.kernel.sources import signature_fault
 from autotile.kernel.spec import KernelSpec, reference_spec
@@ -197,7 +197,6 @@ class ExpectedOutputs:
     """
 
     spec: KernelSpec
-    dtype: str
     support: SupportKernels
     device: DeviceProperties | None = None
     cache: CubinCache | None = None
@@ -207,7 +206,7 @@ class ExpectedOutputs:
 
     def compute(
         self,
-        sizes: Mapping[str, int],
+        problem: Problem,
         inputs: Mapping[str, GuardedBuffer],
         scalars: Mapping[str, Any],
         *,
@@ -221,16 +220,16 @@ class ExpectedOutputs:
         reference values of the device and of NumPy differ.
         """
         spec, reference = self.spec, self.spec.reference
-        at = sizes_text(sizes)
+        at = sizes_text(problem.sizes)
         expected: dict[str, ReferenceOutput] = {}
         if reference.outputs:
-            expected |= self._of_expressions(sizes, inputs, scalars, at)
+            expected |= self._of_expressions(problem, inputs, scalars, at)
         if reference.kernel is not None:
             place = f"{spec.source}: [reference] kernel {reference.kernel.entry} at {at}"
-            for name, values in self._of_kernel(sizes, inputs, scalars, place).items():
+            for name, values in self._of_kernel(problem, inputs, scalars, place).items():
                 if name not in reference.unchecked:
-                    expected[name] = self._checked(name, values, sizes, f"{place}: {name}")
-        for name, path in self._files(sizes, seed, check=check).items():
+                    expected[name] = self._checked(name, values, problem, f"{place}: {name}")
+        for name, path in self._files(problem, seed, check=check).items():
             place = f"{spec.source}: [reference] outputs.{name}"
             try:
                 stored = map_npy(path)
@@ -239,40 +238,41 @@ class ExpectedOutputs:
             if stored.dtype.kind not in "biufc":
                 raise InputError(f"{place}: {path} does not hold an array of numbers")
             values = load_cupy().asarray(stored.astype(stored.dtype.newbyteorder("="), copy=False))
-            expected[name] = self._checked(name, values, sizes, f"{path}: the reference of {name} at {at}")
+            expected[name] = self._checked(name, values, problem, f"{path}: the reference of {name} at {at}")
         load_cupy().get_default_memory_pool().free_all_blocks()
         return expected
 
     def _of_expressions(
-        self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
     ) -> dict[str, ReferenceOutput]:
         """Return the values of the expressions; the decoded inputs are free again when this returns."""
         spec, expected = self.spec, dict[str, ReferenceOutput]()
-        whole = {s.name for s in spec.scalars if DTYPES[s.element_type(self.dtype)].is_integer}
+        names = problem.names
+        whole = {s.name for s in spec.scalars if DTYPES[s.element_type(problem.dtype)].is_integer}
         environment: dict[str, Any] = {
             name: int(value) if name in whole and np.ndim(value) == 0 else value for name, value in scalars.items()
         }
-        environment |= sizes  # a scalar may pass a size, which is exact
+        environment |= names  # a scalar may pass a size, which is exact
         for name, buffer in inputs.items():  # whole numbers stay whole, and exact
-            kind = self._element_type(name, sizes)
+            kind = self._element_type(name, problem)
             environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
         solution = ReferenceSolution(environment, self.support)
         for name, expression in spec.reference.outputs.items():
             place = f"{spec.source}: [reference] outputs.{name} at {at}"
-            shape = spec.buffer(name).array_shape(sizes)
-            expected[name] = solution.output(name, expression, shape, self._element_type(name, sizes), place)
+            shape = spec.buffer(name).array_shape(names)
+            expected[name] = solution.output(name, expression, shape, self._element_type(name, problem), place)
         return expected
 
-    def keep(self, sizes: Mapping[str, int], outputs: Mapping[str, ReferenceOutput], *, seed: int, check: bool) -> None:
+    def keep(self, problem: Problem, outputs: Mapping[str, ReferenceOutput], *, seed: int, check: bool) -> None:
         """Keep outputs on which configurations agreed, for a worker that succeeds this one."""
         if self.folder is None:
             return
         for name, output in outputs.items():
-            path = expected_file(self.folder, name, sizes, seed, check=check)
+            path = expected_file(self.folder, name, problem.sizes, seed, check=check)
             with suppress(OSError):  # without room or the folder, a successor compares anew
                 np.save(path, output.values.get(), allow_pickle=False)
 
-    def _files(self, sizes: Mapping[str, int], seed: int, *, check: bool) -> dict[str, Path]:
+    def _files(self, problem: Problem, seed: int, *, check: bool) -> dict[str, Path]:
         """Return the files of the outputs for these inputs: those that the author gives, or a function's results."""
         reference = self.spec.reference
         if reference.function is not None:
@@ -282,14 +282,14 @@ class ExpectedOutputs:
                     "kernel from Python, with autotile.kernel(..., reference=...)"
                 )
             written = [buffer.name for buffer in self.spec.buffers if buffer.is_written]
-            return {name: expected_file(self.folder, name, sizes, seed, check=check) for name in written}
-        if seed or any(sizes[name] != size for name, size in self.spec.sizes.items()):
+            return {name: expected_file(self.folder, name, problem.sizes, seed, check=check) for name in written}
+        if seed or any(problem.sizes[name] != size for name, size in self.spec.sizes.items()):
             return {}  # a file holds the outputs for one set of inputs
         base = Path(self.spec.folder) if self.spec.folder else Path(self.spec.source).parent
         return {name: base / file for name, file in reference.files.items()}
 
     def _of_kernel(
-        self, sizes: Mapping[str, int], inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], place: str
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], place: str
     ) -> dict[str, Any]:
         """Run the reference kernel, which is compiled once for a problem, twice, and return the values of each output.
 
@@ -301,14 +301,15 @@ class ExpectedOutputs:
         assert cache is not None
         assert device is not None
         assert declared is not None
-        spec = reference_spec(self.spec, self.dtype, sizes)
-        config = {name: sizes.get(name, value) for name, value in spec.default.items()}
-        names = known_names(spec, config, sizes, device)
-        key = tuple(sizes.values())  # macros may depend on all
+        spec = reference_spec(self.spec, problem)
+        config = {name: problem.sizes.get(name, value) for name, value in spec.default.items()}
+        names = known_names(spec, config, problem, device)
+        key = tuple(problem.sizes.values())  # macros may depend on all
         if key not in self._functions:
             kernel = replace(source, spec=spec)
             macros = {**config, **declared.macros(names)}
-            job = compile_job(kernel, macros, declared.element_type or self.dtype, device.architecture, sizes)
+            in_its_type = problem if declared.element_type is None else spec.at(problem.sizes, declared.element_type)
+            job = compile_job(kernel, macros, in_its_type, device.architecture)
             try:
                 cubin = cache.get_or_compile(job)
             except CompileError as error:
@@ -316,19 +317,19 @@ class ExpectedOutputs:
                     f"{self.spec.source}: the reference kernel {declared.entry} does not compile: {error}"
                 ) from None
             compiled = cubin.functions[job.entry]
-            fault = signature_fault(spec, spec.steps[0], self.dtype, compiled.parameter_bytes, kernel.source)
+            fault = signature_fault(spec, spec.steps[0], problem.dtype, compiled.parameter_bytes, kernel.source)
             if fault:
-                problem = fault.replace("[arguments]", "arguments of [reference]")
-                raise InputError(f"{self.spec.source}: [reference] kernel {declared.entry}: {problem}")
+                fault = fault.replace("[arguments]", "arguments of [reference]")
+                raise InputError(f"{self.spec.source}: [reference] kernel {declared.entry}: {fault}")
             module = Module(cubin.path)
             self._functions[key] = module.function(compiled.symbol), module.pointer
         function, module_pointer = self._functions[key]
-        data = LaunchData.of(spec, self.dtype, names)
-        plan = LaunchPlan.of(spec, config, sizes, device)
-        geometry = launch_geometry(spec, config, sizes, device)
-        kinds = {s.name: DTYPES[s.element_type(self.dtype)] for s in spec.scalars}
+        data = LaunchData.of(spec, config, problem, device)
+        plan = LaunchPlan.of(spec, config, problem, device)
+        geometry = plan.main.geometry
+        kinds = {s.name: DTYPES[s.element_type(problem.dtype)] for s in spec.scalars}
         values = {**scalars, **dict(plan.main.scalars)}
-        types = {buffer.name: DTYPES[buffer.element_type(self.dtype, sizes)] for buffer in spec.buffers}
+        types = {buffer.name: DTYPES[buffer.element_type(problem.dtype, names)] for buffer in spec.buffers}
         written = [buffer.name for buffer in spec.buffers if buffer.is_written]
 
         def new_buffers() -> dict[str, GuardedBuffer]:
@@ -336,9 +337,9 @@ class ExpectedOutputs:
             made: dict[str, GuardedBuffer] = {}
             for buffer in spec.buffers:
                 kind = types[buffer.name]
-                made[buffer.name] = GuardedBuffer(buffer.extents(sizes), kind, self.support)
+                made[buffer.name] = GuardedBuffer(buffer.extents(names), kind, self.support)
                 if buffer.is_initialized:
-                    given = self._element_type(buffer.name, sizes)
+                    given = self._element_type(buffer.name, problem)
                     if given == kind:
                         made[buffer.name].copy_from(inputs[buffer.name])
                     else:  # to double precision, which is exact
@@ -367,7 +368,7 @@ class ExpectedOutputs:
             addresses = {name: buffer.pointer for name, buffer in guarded.items()}
             encoded = {name: encode_value(name, values[name], kind) for name, kind in kinds.items()}
             arguments = pack_arguments(spec, data, addresses=addresses, scalars=encoded)
-            copies = constant_copies(spec, module_pointer, sizes, self.dtype)
+            copies = constant_copies(spec, module_pointer, problem)
             copy_constants(copies, addresses, cuda.get_current_stream().ptr)
             first = launch()
             changes = (partial(buffers[name].count_unlike, given[name]) for name in read)
@@ -392,12 +393,12 @@ class ExpectedOutputs:
             _check_repeated(found, second[name], place, name)
         return first
 
-    def _checked(self, name: str, values: Any, sizes: Mapping[str, int], place: str) -> ReferenceOutput:
-        dtype, shape = self._element_type(name, sizes), self.spec.buffer(name).array_shape(sizes)
+    def _checked(self, name: str, values: Any, problem: Problem, place: str) -> ReferenceOutput:
+        dtype, shape = self._element_type(name, problem), self.spec.buffer(name).array_shape(problem.names)
         return checked_output(values, name, shape, dtype, place=place, support=self.support)
 
-    def _element_type(self, name: str, sizes: Mapping[str, int]) -> Dtype:
-        return DTYPES[self.spec.buffer(name).element_type(self.dtype, sizes)]
+    def _element_type(self, name: str, problem: Problem) -> Dtype:
+        return DTYPES[self.spec.buffer(name).element_type(problem.dtype, problem.sizes)]
 
 
 _REPEATED = 1e-3

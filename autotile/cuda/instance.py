@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import canonical_json
 from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
-from autotile.core.model import Config, Outcome
+from autotile.core.model import Config, Outcome, Problem
 from autotile.core.text import plural, sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants
 from autotile.cuda.expected_outputs import (
@@ -32,7 +32,7 @@ from autotile.cuda.toolchain import load_cupy
 from autotile.errors import InputError
 from autotile.kernel.arguments import BufferArgument, decode_scalar
 from autotile.kernel.inputs import input_maker
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
 from autotile.kernel.spec import KernelSpec, Tolerance
 
 _ROUNDING, _LONG_SUM = 0.01, 100.0
@@ -86,7 +86,7 @@ class _InputSet:
 
 
 class ProblemInstance:
-    """Buffers and scalars of a kernel for given sizes.
+    """Buffers and scalars of a kernel for a problem.
 
     They are created once and shared by all candidates, except for workspaces, whose shapes depend on the candidate.
     Scalars that have a check value have it with ``check``. The expected outputs come from ``references``, unless they
@@ -99,21 +99,19 @@ class ProblemInstance:
     def __init__(
         self,
         spec: KernelSpec,
-        sizes: Mapping[str, int],
-        dtype: str,
+        problem: Problem,
         support: SupportKernels,
         *,
         check: bool,
         references: ExpectedOutputs | None = None,
         like: Sequence[ProblemInstance] = (),
     ) -> None:
-        self.sizes = dict(sizes)
-        self._spec = spec
-        self._dtype = dtype
+        self._spec, self._problem = spec, problem
+        self._names, self._dtype = problem.names, problem.dtype
         self._support = support
         self._check = check
-        self._references = references or ExpectedOutputs(spec, dtype, support)
-        self._scalars = problem_scalars(spec, sizes, dtype, check=check)
+        self._references = references or ExpectedOutputs(spec, support)
+        self._scalars = problem_scalars(spec, problem, check=check)
         self._buffers: dict[str, GuardedBuffer] = {}
         identity = self._data_identity if like else None
         twin = next((one for one in like if one._data_identity == identity), None)
@@ -134,16 +132,16 @@ class ProblemInstance:
     def _data_identity(self) -> Any:
         """All that determines the buffers, the inputs and the expected outputs."""
         buffers = [
-            (b.name, b.extents(self.sizes), self._element_type(b.name).name, b.init, b.content, b.is_written)
+            (b.name, b.extents(self._names), self._element_type(b.name).name, b.init, b.content, b.is_written)
             for b in self._spec.buffers
         ]
         operands = {
-            scalar.name: scalar.given(self.sizes, check=self._check)
+            scalar.name: scalar.given(self._names, check=self._check)
             for scalar in self._spec.scalars
             if scalar.is_operand and not scalar.repeats_size
         }
         names = frozenset[str]().union(*(e.names for e in self._spec.reference.outputs.values()))
-        used = {name: size for name, size in self.sizes.items() if name in names}
+        used = {name: size for name, size in self._names.items() if name in names}
         return buffers, operands, used, self._spec.reference.meaning(), self._dtype, self._check
 
     @property
@@ -185,10 +183,9 @@ class ProblemInstance:
 
         Raise `ConfigError` if a workspace has a negative extent; `ToolchainError` if the driver refuses a tensor map.
         """
-        names = known_names(self._spec, config, self.sizes, device)
-        data = LaunchData.of(self._spec, self._dtype, names)
+        of = self._spec, config, self._problem, device
+        plan, data = LaunchPlan.of(*of), LaunchData.of(*of)
         workspaces = {w.name: workspace_buffer(w, self._support) for w in data.workspaces if w.size_bytes}
-        plan = LaunchPlan.of(self._spec, config, self.sizes, device)
         arguments = pack_launches(
             self._spec,
             plan,
@@ -203,7 +200,7 @@ class ProblemInstance:
 
     def copy_constants(self, module: int) -> None:
         """Copy the inputs in use to the ``__constant__`` variables of a module, given by its driver handle."""
-        copies = constant_copies(self._spec, module, self.sizes, self._dtype)
+        copies = constant_copies(self._spec, module, self._problem)
         pointers = {name: buffer.pointer for name, buffer in self._buffers.items()}
         copy_constants(copies, pointers, load_cupy().cuda.get_current_stream().ptr)
 
@@ -220,7 +217,7 @@ class ProblemInstance:
 
     def verdict(self, bound: BoundArguments) -> Verdict:
         """Verify the state after a launch: guard bands, inputs, workspaces, outputs."""
-        at = sizes_text(self.sizes)
+        at = sizes_text(self._problem.sizes)
         guarded = {**self._buffers, **bound.workspaces}
         read = [buffer.name for buffer in self._spec.buffers if not buffer.is_written]
         zeroed = [name for name in bound.workspaces if name in bound.zeroed]
@@ -319,7 +316,7 @@ class ProblemInstance:
                 if buffer.is_written and buffer.name not in self._spec.reference.unchecked:
                     array, dtype = self._buffers[buffer.name].array, self._element_type(buffer.name)
                     values = array.copy() if dtype.component.is_integer else dtype.decode(array)
-                    place = f"{buffer.name}, as it was written, or left, at {sizes_text(self.sizes)},"
+                    place = f"{buffer.name}, as it was written, or left, at {sizes_text(self._problem.sizes)},"
                     found[buffer.name] = checked_output(
                         values, buffer.name, array.shape, dtype, place=place, support=self._support
                     )
@@ -333,7 +330,7 @@ class ProblemInstance:
             self._expected.update(agreed)
             used = self._sets[self._seed]
             used.hashes = self._support.hashes(used.arrays)
-            self._references.keep(self.sizes, agreed, seed=self._seed, check=self._check)
+            self._references.keep(self._problem, agreed, seed=self._seed, check=self._check)
         return Verdict(Outcome.OK)
 
     def content(self, name: str) -> NDArray[Any]:
@@ -364,29 +361,29 @@ class ProblemInstance:
             found = Tolerance(reference.tolerance)
         if found is None:
             inputs = [self._element_type(b.name) for b in self._spec.buffers]
-            reduction = int(reference.reduction.evaluate(self.sizes))
+            reduction = int(reference.reduction.evaluate(self._names))
             found = Tolerance(output_tolerance(self._element_type(name), inputs, reduction))
         return found
 
     def _new_inputs(self, seed: int) -> _InputSet:
         pristine: dict[str, GuardedBuffer] = {}
-        inputs = input_maker(self._spec, self.sizes, self._dtype, seed=seed, check=self._check)
+        inputs = input_maker(self._spec, self._problem, seed=seed, check=self._check)
         for buffer in self._spec.buffers:
             if buffer.is_initialized:
                 pristine[buffer.name] = self._new_buffer(buffer)
                 pristine[buffer.name].array.set(inputs(buffer.name))
         operands = [scalar for scalar in self._spec.scalars if scalar.is_operand]
         scalars = {a.name: decode_scalar(a, self._scalars[a.name], self._dtype) for a in operands}
-        expected = self._references.compute(self.sizes, pristine, scalars, seed=seed, check=self._check)
+        expected = self._references.compute(self._problem, pristine, scalars, seed=seed, check=self._check)
         made = _InputSet(pristine, expected)
         made.hashes = self._support.hashes(made.arrays)
         return made
 
     def _new_buffer(self, buffer: BufferArgument) -> GuardedBuffer:
-        return GuardedBuffer(buffer.extents(self.sizes), self._element_type(buffer.name), self._support)
+        return GuardedBuffer(buffer.extents(self._names), self._element_type(buffer.name), self._support)
 
     def _element_type(self, name: str) -> Dtype:
-        return DTYPES[self._spec.buffer(name).element_type(self._dtype, self.sizes)]
+        return DTYPES[self._spec.buffer(name).element_type(self._dtype, self._names)]
 
 
 def _shown(value: Any) -> str:
@@ -402,13 +399,13 @@ MEMORY_SHARE = 0.25
 class Instances:
     """Instances of a problem, made when they are first needed; the least recently used give way to new ones.
 
-    A kernel whose arrays and reference do not depend on parameters has one. ``make`` makes the instance of given names:
-    sizes, flags, and the parameters of `KernelSpec.shaping`. One that is larger than the limit is kept alone.
+    A kernel whose arrays and reference do not depend on parameters has one. ``make`` makes the instance of a problem
+    with the parameters of `KernelSpec.shaping` among its sizes. One that is larger than the limit is kept alone.
     """
 
     spec: KernelSpec
-    sizes: Mapping[str, int]
-    make: Callable[[Mapping[str, int]], ProblemInstance]
+    problem: Problem
+    make: Callable[[Problem], ProblemInstance]
     limit_bytes: float
     _kept: OrderedDict[tuple[int, ...], ProblemInstance] = field(default_factory=OrderedDict)
 
@@ -423,12 +420,12 @@ class Instances:
 
     def of(self, config: Config) -> ProblemInstance:
         """Return the instance that a configuration runs on; errors are those of `ProblemInstance`."""
-        names = self.spec.shaped_sizes(self.sizes, config)
-        key = tuple(names[name] for name in self.spec.shaping)
+        shaped = self.spec.shaped(self.problem, config)
+        key = tuple(shaped.sizes[name] for name in self.spec.shaping)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        made = self._kept[key] = self.make(names)
+        made = self._kept[key] = self.make(shaped)
         while len(self._kept) > 1 and self.size_bytes > self.limit_bytes:
             self._kept.popitem(last=False)
         return made

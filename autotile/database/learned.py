@@ -263,7 +263,7 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], Mis
         """
         ratios = []
         for expression in filter(None, (work.flops, work.bytes)):
-            of_asked, of_tuned = (float(expression.evaluate({**default, **one.sizes})) for one in (asked, tuned))
+            of_asked, of_tuned = (float(expression.evaluate({**default, **one.names})) for one in (asked, tuned))
             ratios += [of_asked / of_tuned] if of_tuned > 0 else []
         volumes = [float(math.prod(max(size, 1) for size in problem.sizes.values())) for problem in (asked, tuned)]
         return max(ratios) if ratios else volumes[0] / volumes[1]

@@ -474,7 +474,8 @@ def _compiled(
         for element_type, flags, config in variants:
             identity = (target, element_type, flags, config_key(config))
             if identity not in started:
-                job = partial(compile_job, kernel, config, element_type, target, {**spec.sizes, **dict(flags)})
+                problem = spec.at({**spec.sizes, **dict(flags)}, element_type)
+                job = partial(compile_job, kernel, config, problem, target)
                 started[identity] = ((target, element_type, flags, config), pool.submit(job))
     cubins, images = [], {}
     for (target, element_type, flags, config), future in started.values():

@@ -14,7 +14,7 @@ import numpy as np
 
 from autotile.core.device import EXPRESSION_NAMES, limits_for
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Value, config_key
+from autotile.core.model import DTYPE_BYTES, Value, config_key
 from autotile.core.text import shown_text, source_text
 from autotile.cuda.driver import variable_symbol
 from autotile.database.paths import write_output
@@ -431,9 +431,10 @@ def _family_code(spec: KernelSpec, rules: Sequence[StoredRule], numbers: Mapping
 def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Iterator[str]:
     """Yield the code of a rule's tree; ``configs`` are the indices of its configurations in the header."""
     rule = stored.rule
-    symbols = {name: f"sizes.{name}" for name in spec.sizes}
+    symbols = {DTYPE_BYTES: DTYPE_BYTES, **{name: f"sizes.{name}" for name in spec.sizes}}
     resident = [one.blocks_per_sm for one in rule.configs]
-    traits = Traits.of(spec, stored.device, [one.config for one in rule.configs], resident, [rule.family.largest])
+    largest = stored.key.problem.at(rule.family.largest)
+    traits = Traits.of(spec, stored.device, [one.config for one in rule.configs], resident, [largest])
 
     def blocks(config: int) -> str:
         return f"detail::blocks({configs[config]}, sizes, device)"
@@ -568,6 +569,7 @@ def write_header(
             )
     launch = spec.steps[0].launch
     symbols = {
+        DTYPE_BYTES: DTYPE_BYTES,
         **{p.name: f"config.{p.name}" for p in spec.parameters},
         **{name: f"sizes.{name}" for name in spec.sizes},
     }
@@ -604,6 +606,7 @@ def write_header(
         "stem": stem,
         "name": spec.name,
         "namespace": namespace_of(spec, dtype),
+        "dtype_bytes": str(DTYPES[dtype].size_bytes),
         "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
         "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
         "and_flags": " and the flags of a problem" if spec.flags else "",
@@ -665,7 +668,7 @@ def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
                 f"        found.{name} = static_cast<std::int64_t>(bytes);",
             ]
         elif used:
-            values = {int(getattr(limits_for(capability_of(target)), name)) for target in targets}
+            values = {int(limits_for(capability_of(target))[name]) for target in targets}
             if len(values) > 1:
                 raise InputError(
                     f"the kernel uses device.{name}, which the driver cannot be queried for and which differs between "

@@ -25,6 +25,8 @@
 
 namespace autotile::@@namespace@@ {
 
+inline constexpr std::int64_t dtype_bytes = @@dtype_bytes@@;  ///< of an element of the problem's type
+
 /// Sizes of a problem.
 struct Sizes {
 @@sizes@@

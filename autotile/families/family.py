@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert, to_document
-from autotile.core.model import Config, Resources, config_key, config_text
+from autotile.core.model import Config, Problem, Resources, config_key, config_text
 from autotile.core.text import percent_text, plural, sizes_text
 from autotile.errors import DataError, ProblemError
 from autotile.families.features import Feature, Traits
@@ -532,7 +532,7 @@ class FamilyRule:
             return f"{took} on average, at most {judgement.upper:.3g} times (95 %)"
         return f"{took} on average, up to {judgement.upper:.3g} times (95 %), which is not clearly better"
 
-    def order(self, spec: KernelSpec, device: DeviceProperties, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    def order(self, spec: KernelSpec, device: DeviceProperties, problem: Problem) -> tuple[int, ...]:
         """Return the numbers of all configurations for a problem of the family, in order of preference.
 
         Rules and limits are not checked here: a configuration may be invalid for the problem.
@@ -540,7 +540,7 @@ class FamilyRule:
         if isinstance(self.tree, Leaf):
             return self.tree.order
         configs, resident = [one.config for one in self.configs], [one.blocks_per_sm for one in self.configs]
-        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [sizes])).order
+        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [problem])).order
 
     def nearest_point(self, number: int, sizes: Mapping[str, int], *, won: bool = False) -> RulePoint | None:
         """Return the nearest point at which a configuration was timed, or won: is the fastest of the rule's."""

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Name, convert
-from autotile.core.model import Config, Resources
+from autotile.core.model import Config, Problem, Resources
 from autotile.errors import AutotileError, DataError
 from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import LaunchPlan, fixed_names
+from autotile.kernel.launch import fixed_names, launch_geometry
 from autotile.kernel.spec import STEP, KernelSpec
 from autotile.space.limits import compiled_occupancy
 
@@ -24,12 +24,12 @@ Column = NDArray[np.float64]
 
 
 class SizeColumns:
-    """Problems of a kernel as columns, and the values of expressions over them, float64 of shape (problems,)."""
+    """Problems of one kernel and dtype as columns, and the values of expressions over them, float64 (problems,)."""
 
-    def __init__(self, spec: KernelSpec, device: DeviceProperties, problems: Sequence[Mapping[str, int]]) -> None:
+    def __init__(self, spec: KernelSpec, device: DeviceProperties, problems: Sequence[Problem]) -> None:
         self._spec = spec
         self._count = len(problems)
-        self.sizes = {name: np.array([problem[name] for problem in problems], np.int64) for name in spec.sizes}
+        self.sizes = {name: np.array([problem.sizes[name] for problem in problems], np.int64) for name in spec.sizes}
         own = self.sizes if self._count > 1 else {}  # for a single problem, scalars cost a tenth of columns
         self._names = {**fixed_names(spec, problems[0], device), **own}
 
@@ -67,7 +67,7 @@ def without_limit(device: DeviceProperties) -> DeviceProperties:
 
 
 def meet_rules(
-    spec: KernelSpec, device: DeviceProperties, configs: Sequence[Config], problems: Sequence[Mapping[str, int]]
+    spec: KernelSpec, device: DeviceProperties, configs: Sequence[Config], problems: Sequence[Problem]
 ) -> NDArray[np.bool_]:
     """Return True if configurations meet the rules of the kernel's file, shape (problems, configurations)."""
     table = SizeColumns(spec, device, problems)
@@ -174,12 +174,12 @@ class Traits(NamedTuple):
         device: DeviceProperties,
         configs: Sequence[Config],
         blocks_per_sm: Sequence[int],
-        problems: Sequence[Mapping[str, int]],
+        problems: Sequence[Problem],
     ) -> Traits:
         """Compute the traits; ``blocks_per_sm`` are the resident blocks of each configuration."""
         table, grids = (SizeColumns(spec, each, problems) for each in (device, without_limit(device)))
         proper = [name for name in spec.sizes if name not in spec.flags]
-        large_problem = {**problems[0], **dict.fromkeys(proper, _LARGE_SIZE)}
+        large_problem = problems[0].at({**problems[0].sizes, **dict.fromkeys(proper, _LARGE_SIZE)})
         large = SizeColumns(spec, without_limit(device), [large_problem])
         return cls(
             sizes={name: column.astype(float) for name, column in table.sizes.items()},
@@ -249,7 +249,7 @@ _UNCOMPILED = Resources(64, 0, 0, 0, 0)
 
 
 class Tilings:
-    """Tilings of several configurations of a kernel, for given flags.
+    """Tilings of several configurations of a kernel, for the flags and the dtype of a problem.
 
     They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known. ``names``
     are those of the kernel's sizes that are no flags, and ``tiles``, of shape (configurations, sizes), the extent of a
@@ -265,14 +265,15 @@ class Tilings:
         device: DeviceProperties,
         configs: Sequence[Config],
         resources: Sequence[Resources | None],
-        flags: Mapping[str, int],
+        problem: Problem,
     ) -> None:
         self.names = names = tuple(name for name in spec.sizes if name not in spec.flags)
         count = len(names)
         tested = [[row[place % len(row)] for place in range(count)] for row in _TESTED]
         large = [[_LARGE if place == other else 1 for other in range(count)] for place in range(count)]
         rows_of_sizes = [[1] * count, *large, *tested]
-        problems = [{**spec.sizes, **flags, **dict(zip(names, row, strict=True))} for row in rows_of_sizes]
+        usual = {**spec.sizes, **{flag: problem.sizes[flag] for flag in spec.flags}}
+        problems = [problem.at({**usual, **dict(zip(names, row, strict=True))}) for row in rows_of_sizes]
         together = SizeColumns(spec, without_limit(device), problems)
         rows = []
         self.irregular: list[int] = []
@@ -280,7 +281,7 @@ class Tilings:
             columns = {name: np.array([config[name] for config in configs]).reshape(-1, 1) for name in spec.default}
             grids = np.broadcast_to(together.blocks(columns), (len(configs), len(problems))).tolist()
         except AutotileError:  # of some of the configurations, at some of the problems
-            grids = [[blocks_at(spec, device, config, problem) for problem in problems] for config in configs]
+            grids = [[blocks_at(spec, device, config, each) for each in problems] for config in configs]
         for number, (config, compiled, blocks) in enumerate(zip(configs, resources, grids, strict=True)):
             units = blocks[0]
             tiles = [_LARGE * units / each if each > units else UNTILED for each in blocks[1 : count + 1]]
@@ -289,7 +290,7 @@ class Tilings:
                 self.irregular.append(number)
             used, resident, threads, smem_bytes = compiled or _UNCOMPILED, 1, 128, 0
             with suppress(AutotileError):  # it may be launched at other sizes
-                geometry = LaunchPlan.of(spec, config, {**spec.sizes, **flags}, device).main.geometry
+                geometry = launch_geometry(spec, config, problem.at(usual), device)
                 resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
                 threads, smem_bytes = geometry.threads, geometry.dynamic_smem_bytes + used.static_smem_bytes
             rows.append([*tiles, units, resident, threads, smem_bytes, used.registers])
@@ -298,13 +299,14 @@ class Tilings:
         self.columns: Column = table[:, count:]
 
 
-def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, sizes: Mapping[str, int]) -> float:
+def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, problem: Problem) -> float:
     """Return the blocks of a grid without a limit by the number of SMs; 1 where it cannot be evaluated.
 
     A division by zero at sizes for which the configuration is not meant is such a case.
     """
     try:
-        return float(SizeColumns(spec, without_limit(device), [{**spec.sizes, **sizes}]).blocks(config)[0])
+        complete = problem.at({**spec.sizes, **problem.sizes})
+        return float(SizeColumns(spec, without_limit(device), [complete]).blocks(config)[0])
     except AutotileError:
         return 1.0
 
@@ -317,7 +319,7 @@ def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple
     proper = [name for name in spec.sizes if name not in spec.flags]
     distinct = {name: 10007 + 2 * place for place, name in enumerate(proper)}
     places = {value: place for place, value in enumerate(distinct.values())}
-    names = {**spec.sizes, **flags, **distinct, **spec.default}
+    names = {**spec.at({**spec.sizes, **flags, **distinct}).names, **spec.default}
     found: dict[str, tuple[int | None, ...]] = {}
     for buffer in spec.buffers:
         try:

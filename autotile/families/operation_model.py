@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert, to_document
-from autotile.core.model import Config, Resources, Value, config_key
+from autotile.core.model import Config, Problem, Resources, Value, config_key
 from autotile.core.text import plural
 from autotile.errors import DataError, InputError
 from autotile.families.features import TILING_COLUMNS, UNTILED, Column, Tilings, array_extents, blocks_at
@@ -116,6 +116,7 @@ class ModelInputs:
         *,
         sizes: Mapping[str, int],
         kernels: KernelSizes,
+        dtype: str,
     ) -> None:
         numbers: list[int] = []
         source: list[int] = []
@@ -127,8 +128,8 @@ class ModelInputs:
             of_kernel = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
             own = [n for n in of_kernel if is_declared(specs[name], candidates[n].config)]
             configs = [candidates[n].config for n in own]
-            flags = {flag: kernels[name][flag] for flag in specs[name].flags}
-            tilings = Tilings(specs[name], device, configs, [candidates[n].resources for n in own], flags)
+            problem = Problem(name, kernels[name], dtype)
+            tilings = Tilings(specs[name], device, configs, [candidates[n].resources for n in own], problem)
             self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
             width = min(tiles.shape[1], tilings.tiles.shape[1])
             tiles[len(numbers) : len(numbers) + len(own), :width] = tilings.tiles[:, :width]
@@ -151,7 +152,7 @@ class ModelInputs:
         """Name of each kernel and of its sizes."""
         self._source: NDArray[np.int64] = np.array(source, np.int64)
         """Position of each configuration's kernel."""
-        self._device = device
+        self._device, self._dtype = device, dtype
         self._tiles = np.ascontiguousarray(tiles.T, np.float32)
         """Tile along each size of the kernel, shape (sizes, configurations)."""
         self._covering = covering.reshape(len(numbers), len(kernels) * tiles.shape[1])
@@ -192,7 +193,7 @@ class ModelInputs:
         blocks = np.multiply.reduce(counts)
         blocks *= self._units
         for number, spec, config in self._irregular:
-            blocks[number] = blocks_at(spec, self._device, config, kernels[spec.name])
+            blocks[number] = blocks_at(spec, self._device, config, spec.at(kernels[spec.name], self._dtype))
         shares = np.empty((4, len(blocks)), np.float32)
         np.divide(blocks, self._slots, out=shares[:2])
         np.ceil(shares[:2], out=shares[2:])
@@ -237,18 +238,18 @@ def _item_inputs(
 class KernelRules:
     """The rules and limits of a kernel for given flags, parted so that candidates are checked quickly.
 
-    ``sizes`` are those of any problem of these flags; ``fixed`` holds ``device.*`` by name, and ``of_problem`` the
-    rules about sizes and flags alone, which hold for all configurations or for none.
+    ``problem`` is any of these flags; ``fixed`` holds ``device.*`` by name, and ``of_problem`` the rules about sizes
+    and flags alone, which hold for all configurations or for none.
     """
 
-    def __init__(self, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> None:
-        names = fixed_names(spec, sizes, device)
+    def __init__(self, spec: KernelSpec, problem: Problem, device: DeviceProperties) -> None:
+        names = fixed_names(spec, problem, device)
         proper = spec.sizes.keys() - set(spec.flags)
         rules = [rule.expression for rule in spec.rules]
         limits = limits_of(spec)
         sized = {one.name for one in limits if any(not part.names.isdisjoint(proper) for part in one.expressions(spec))}
         self._spec, self._device = spec, device
-        self.fixed = {name: value for name, value in names.items() if name not in sizes}
+        self.fixed = {name: value for name, value in names.items() if name.startswith("device.")}
         self.of_problem = [rule for rule in rules if rule.names <= names.keys()]
         others = [rule for rule in rules if not rule.names <= names.keys()]
         self._of_pair = [rule for rule in others if not rule.names.isdisjoint(proper)]
@@ -261,25 +262,23 @@ class KernelRules:
         """Whether a configuration meets the rules and limits that do not depend on the sizes, by its position and the
         element type."""
 
-    def are_met(
-        self, number: int, config: Config, sizes: Mapping[str, int], names: Mapping[str, Value], dtype: str
-    ) -> bool:
+    def are_met(self, number: int, config: Config, problem: Problem, names: Mapping[str, Value]) -> bool:
         """Return True if a configuration, at a position, is valid for a problem that meets the rules of problems.
 
         ``names`` are the values of all names that no parameter determines.
         """
         spec, device = self._spec, self._device
         if spec.computed:
-            return not check_config(spec, config, sizes, device, dtype)
+            return not check_config(spec, config, problem, device)
         names = {**names, **config}
 
         def within(limits: tuple[Limit, ...]) -> bool:
-            return not limit_violation(demand_of(spec, names, sizes, dtype), device, limits)
+            return not limit_violation(demand_of(spec, names, problem), device, limits)
 
-        valid = self._valid.get((number, dtype))
+        valid = self._valid.get((number, problem.dtype))
         if valid is None:
             meets_own = all(rule.value(names) for rule in self._of_config)
-            valid = self._valid[number, dtype] = meets_own and within(self._config_limits)
+            valid = self._valid[number, problem.dtype] = meets_own and within(self._config_limits)
         return valid and all(rule.value(names) for rule in self._of_pair) and within(self._pair_limits)
 
 
@@ -377,7 +376,7 @@ class OperationModel:
         ready = ranking.ready
         if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
             return [library]
-        names: dict[str, dict[str, Value] | None] = {}
+        problems: dict[str, tuple[Problem, dict[str, Value]] | None] = {}
         own: list[Expected] = []
         others: list[Expected] = []
         for number in ranking.order:
@@ -385,13 +384,14 @@ class OperationModel:
             if one.is_library:
                 others.append(ranking.expected(number))
             elif len(own) < count and (accepts is None or accepts(one)):
-                rules, of_kernel = ready.rules[one.kernel], kernels[one.kernel]
-                if one.kernel not in names:  # None if no configuration is valid
-                    of_problem = {**rules.fixed, **of_kernel}
-                    is_possible = all(rule.value(of_problem) for rule in rules.of_problem)
-                    names[one.kernel] = of_problem if is_possible else None
-                known = names[one.kernel]
-                if known is not None and rules.are_met(number, one.config, of_kernel, known, dtype or self.dtype):
+                rules = ready.rules[one.kernel]
+                if one.kernel not in problems:  # None if no configuration is valid
+                    problem = Problem(one.kernel, kernels[one.kernel], dtype or self.dtype)
+                    names = {**rules.fixed, **problem.names}
+                    is_possible = all(rule.value(names) for rule in rules.of_problem)
+                    problems[one.kernel] = (problem, names) if is_possible else None
+                known = problems[one.kernel]
+                if known is not None and rules.are_met(number, one.config, *known):
                     own.append(ranking.expected(number))
             if len(own) == count and len(others) == len(ready.libraries):
                 break
@@ -419,8 +419,10 @@ class OperationModel:
         if ready is None:
             if len(self._ready) >= _MAX_INPUTS:
                 self._ready.clear()
-            inputs = ModelInputs(self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels)
-            rules = {name: KernelRules(specs[name], own, device) for name, own in kernels.items()}
+            inputs = ModelInputs(
+                self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels, dtype=self.dtype
+            )
+            rules = {name: KernelRules(specs[name], specs[name].at(own), device) for name, own in kernels.items()}
             ready = self._ready[key] = _Ready(self, inputs, libraries, rules)
         place = tuple([sizes[name] for name in self.vocabulary.sizes])
         if ready.last is not None and ready.last[0] == place:
@@ -651,7 +653,7 @@ def fit_model(
         tuple(members),
         tuple(sorted({name for one in own for name in one.config})),
     )
-    rows = _rows_of(vocabulary, own, specs, device, problems=problems, times_us=times_us)
+    rows = _rows_of(vocabulary, own, specs, device, dtype=dtype, problems=problems, times_us=times_us)
     held_out = HeldOut(own, times_us, *_cross_validate(rows, times_us, epochs))
     doubts = _doubts(held_out)
     confidence = _CONFIDENCES[-1]
@@ -700,6 +702,7 @@ def _rows_of(
     specs: Mapping[str, KernelSpec],
     device: DeviceProperties,
     *,
+    dtype: str,
     problems: Sequence[MeasuredProblem],
     times_us: Times,
 ) -> tuple[_Rows, _Rows]:
@@ -711,7 +714,7 @@ def _rows_of(
     for row, (sizes, kernels, _) in enumerate(problems):
         key = (*(sizes[name] for name in vocabulary.flags), *kernels)
         if key not in known:
-            known[key] = ModelInputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels)
+            known[key] = ModelInputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels, dtype=dtype)
         inputs = known[key]
         problem, measured = inputs.of_problem(sizes, kernels), np.isfinite(times_us[row])
         chosen, others = measured[inputs.numbers], np.flatnonzero(measured[count:])

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, config_key
+from autotile.core.model import Config, Problem, config_key
 from autotile.errors import AutotileError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.problem import size_distance
@@ -122,12 +122,11 @@ sizes compare with."""
 
 def prefer(
     spec: KernelSpec,
-    sizes: Mapping[str, int],
+    problem: Problem,
     device: DeviceProperties,
     base: Config,
     studies: Sequence[Tuned],
     *,
-    dtype: str | None = None,
     may_serve: Callable[[int, str], bool] = lambda _, __: True,
 ) -> Expectation | None:
     """Return the configuration of near tuned problems that is the fastest if its doubt counts against it.
@@ -140,18 +139,18 @@ def prefer(
     tried = [config for tuned in studies for key, config in tuned.configs.items() if key != base_key]
     if not tried:
         return None
-    here = _Launched.of(spec, sizes, device, [base, spec.default, *tried], dtype)
+    here = _Launched.of(spec, problem, device, [base, spec.default, *tried])
     found: list[Expectation] = []
     for number, tuned in enumerate(studies):
         own = [key for key in tuned.configs if key != base_key]
         if not own:
             continue
         device_there = tuned.device or device
-        known = (spec.text, dtype, *_identity(device_there), *tuned.sizes.items(), base_key, *tuned.configs)
+        known = (spec.text, problem.dtype, *_identity(device_there), *tuned.sizes.items(), base_key, *tuned.configs)
         there = None if spec.computed else _known.get(known)  # the text does not say what a function computes
         if there is None:
             compared = [base, spec.default, *(tuned.configs[key] for key in own)]
-            there = _Launched.of(spec, tuned.sizes, device_there, compared, dtype)
+            there = _Launched.of(spec, problem.at(tuned.sizes), device_there, compared)
             if len(_known) >= _MAX_KNOWN:
                 _known.clear()
             _known[known] = there
@@ -161,7 +160,7 @@ def prefer(
         if now is None or then is None:
             now = then = np.zeros(len(tried) + 2)
 
-        flags, doublings = size_distance(tuned.sizes, sizes)
+        flags, doublings = size_distance(tuned.sizes, problem.sizes)
         if tuned.device is not None and _identity(tuned.device) != _identity(device):
             doublings = max(doublings, 1.0)  # another GPU counts as one doubling at least
         of_distance = min(_LEAST_DOUBT + _DOUBT_PER_DOUBLING * doublings, _FULL_DOUBT) + _DOUBT_OF_FLAG * flags
@@ -218,21 +217,14 @@ class _Launched(NamedTuple):
     """Whether the estimate is based on declared work and registers."""
 
     @classmethod
-    def of(
-        cls,
-        spec: KernelSpec,
-        sizes: Mapping[str, int],
-        device: DeviceProperties,
-        configs: Sequence[Config],
-        dtype: str | None,
-    ) -> _Launched:
+    def of(cls, spec: KernelSpec, problem: Problem, device: DeviceProperties, configs: Sequence[Config]) -> _Launched:
         """Estimate the launches; or count their blocks, where they cannot be estimated."""
-        found = estimate_configs(spec, sizes, device, configs, dtype)
+        found = estimate_configs(spec, problem, device, configs)
         if found is not None:
             blocks, resident, threads = found.blocks, found.blocks_per_sm, found.threads
         else:
             try:
-                geometries = [launch_geometry(spec, config, sizes, device) for config in configs]
+                geometries = [launch_geometry(spec, config, problem, device) for config in configs]
             except AutotileError:
                 return cls(None, None, None, is_declared=False)
             blocks = np.array([math.prod(each.grid) for each in geometries], float)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
-from autotile.core.model import Value
+from autotile.core.model import Value, dtype_names
 from autotile.errors import ArgumentError, listing, nearest
 from autotile.kernel.contents import Content, InputExpression, declared_content
 from autotile.kernel.expressions import (
@@ -830,15 +830,15 @@ class TensorMapArgument(ArgumentKind, frozen=True):
             return  # an extent depends on the device
         if any(extent.evaluate(names) == 0 for extent in extents):
             return
-        shape = self.buffer.extents(names)
-        sizes_bytes = [DTYPES[self.buffer.element_type(dtype, names)].size_bytes for dtype in dtypes]
-        misaligned = next(filter(None, (_misaligned_stride(shape, size) for size in sizes_bytes)), 0)
-        if misaligned:
-            raise table.error(
-                "tensor_map",
-                f"at the ragged sizes, rows of {self.buffer.name} are {misaligned} bytes apart, a tensor map takes "
-                f"multiples of {UNIT_BYTES}; set problem.ragged to sizes of whole {UNIT_BYTES} bytes",
-            )
+        for dtype in dtypes:
+            shape = self.buffer.extents({**names, **dtype_names(dtype)})
+            misaligned = _misaligned_stride(shape, DTYPES[self.buffer.element_type(dtype, names)].size_bytes)
+            if misaligned:
+                raise table.error(
+                    "tensor_map",
+                    f"at the ragged sizes, rows of {self.buffer.name} are {misaligned} bytes apart, a tensor map takes "
+                    f"multiples of {UNIT_BYTES}; set problem.ragged to sizes of whole {UNIT_BYTES} bytes",
+                )
 
     def parameter_bytes(self, problem_dtype: str) -> int:
         """Return the size of a tensor map."""
@@ -941,7 +941,7 @@ class TextureArgument(ArgumentKind, frozen=True):
     def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 32 bytes apart at the ragged sizes."""
         for dtype in dtypes:
-            if fault := self.texture(dtype, names).misalignment:
+            if fault := self.texture(dtype, {**names, **dtype_names(dtype)}).misalignment:
                 raise table.error("texture", f"at the ragged sizes, {fault} for problem.ragged")
 
     def texture(self, problem_dtype: str, names: Mapping[str, Value]) -> Texture:

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 
 from autotile.core.forks import cached_property
+from autotile.core.model import DTYPE_BYTES
 from autotile.errors import SpecError, listing, nearest
 from autotile.kernel import functions as language
 from autotile.kernel.functions import (
@@ -75,6 +76,7 @@ _CXX_KEYWORDS = frozenset(_CXX_WORDS.split())
 RESERVED = {
     "device": "the device's properties",
     "DTYPE": "the macro that holds the element type",
+    DTYPE_BYTES: "the bytes of an element of the problem's type",
     **dict.fromkeys(("min", "max", "ceil_div"), "a function of expressions"),
 }
 """Names that a search-space file must not define, with what they name."""

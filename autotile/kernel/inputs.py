@@ -18,6 +18,7 @@ from msgspec import structs
 
 from autotile.core.documents import Count, Name, Text, canonical_json, decode_json, read_regular
 from autotile.core.dtypes import DTYPES, Array, Dtype
+from autotile.core.model import Problem
 from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
 from autotile.kernel.contents import InputExpression, InputFile, draw_chunks, encode_chunks, fill_integers
@@ -26,9 +27,7 @@ from autotile.kernel.sources import is_file
 from autotile.kernel.spec import KernelSpec
 
 
-def input_maker(
-    spec: KernelSpec, sizes: Mapping[str, int], dtype: str, *, seed: int = 0, check: bool = False
-) -> Callable[[str], Array]:
+def input_maker(spec: KernelSpec, problem: Problem, *, seed: int = 0, check: bool = False) -> Callable[[str], Array]:
     """Return a function that makes the content of a buffer of a problem, given its name.
 
     With ``check``, scalars have their check values. The content is in its storage dtype, C-contiguous. The function
@@ -37,24 +36,25 @@ def input_maker(
     kept: dict[str, Array] = {}
     contents = [b.content for b in spec.buffers if isinstance(b.content, InputExpression)]
     used = frozenset[str]().union(*(content.inputs for content in contents))  # contents are computed from them
+    names, dtype = problem.names, problem.dtype
 
     def stored(name: str) -> Array:
         if name in kept:
             return kept[name]
         buffer = spec.buffer(name)
-        shape, element_type = buffer.array_shape(sizes), buffer.element_type(dtype, sizes)
+        shape, element_type = buffer.array_shape(names), buffer.element_type(dtype, names)
         if buffer.content is None:
             made = make_input(buffer, shape, element_type, seed)
         elif isinstance(buffer.content, InputFile):
             made = buffer.content.read(name, shape, DTYPES[element_type])
         else:
-            known: dict[str, Any] = {**sizes}
+            known: dict[str, Any] = {**names}
             for scalar in spec.scalars:
                 if scalar.is_operand:
-                    value = scalar.given(sizes, check=check)
+                    value = scalar.given(names, check=check)
                     known[scalar.name] = np.asarray(value) if isinstance(value, tuple) else value
             for other in buffer.content.inputs - known.keys():
-                known[other] = DTYPES[spec.buffer(other).element_type(dtype, sizes)].decode(stored(other))
+                known[other] = DTYPES[spec.buffer(other).element_type(dtype, names)].decode(stored(other))
             made = _encoded(name, buffer.content.values(known, shape, name, seed), DTYPES[element_type])
         if name in used:
             kept[name] = made
@@ -111,26 +111,27 @@ def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, 
     return np.ascontiguousarray(values) if values.dtype.name == dtype.name else encode_chunks(values, dtype)
 
 
-def missing_input(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> str:
+def missing_input(spec: KernelSpec, problem: Problem) -> str:
     """Return why a problem has no inputs: a file does not hold enough; "" if it has all."""
     for buffer in spec.buffers:
         if isinstance(buffer.content, InputFile):
-            name = buffer.element_type(dtype, sizes)
+            names = problem.names
+            element = DTYPES[buffer.element_type(problem.dtype, names)]
             try:
-                buffer.content.mapped(buffer.name, buffer.array_shape(sizes), DTYPES[name])
+                buffer.content.mapped(buffer.name, buffer.array_shape(names), element)
             except InputError as error:
                 return str(error)
     return ""
 
 
-def ragged_problem(spec: KernelSpec, sizes: Mapping[str, int], dtype: str) -> dict[str, int] | None:
-    """Return the ragged sizes at which configurations are verified before a problem, with the problem's flags.
+def ragged_problem(spec: KernelSpec, problem: Problem) -> Problem | None:
+    """Return the problem of ragged sizes at which configurations are verified before another, with its flags.
 
     None where that says nothing new, or a file of inputs does not hold enough.
     """
-    ragged = spec.ragged_sizes(sizes)
-    is_same = ragged == dict(sizes) and all(scalar.check_value is None for scalar in spec.scalars)
-    return None if is_same or missing_input(spec, ragged, dtype) else ragged
+    ragged = problem.at(spec.ragged_sizes(problem.sizes))
+    is_same = ragged == problem and all(scalar.check_value is None for scalar in spec.scalars)
+    return None if is_same or missing_input(spec, ragged) else ragged
 
 
 def expected_file(folder: Path, name: str, sizes: Mapping[str, int], seed: int, *, check: bool) -> Path:
@@ -208,7 +209,7 @@ def with_captured_call(spec: KernelSpec, folder: Path) -> KernelSpec:
     return replace(spec, arguments=tuple(map(filled, spec.arguments)))
 
 
-def document_of(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, scalars: Mapping[str, object]) -> CapturedCall:
+def document_of(spec: KernelSpec, problem: Problem, scalars: Mapping[str, object]) -> CapturedCall:
     """Return the document of a call."""
     source = str(Path(spec.folder) / Path(spec.source).name) if spec.folder else spec.source
     values = {
@@ -216,4 +217,4 @@ def document_of(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, scalars:
         for name, value in scalars.items()
     }
     arrays = {buffer.name: f"{buffer.name}.npy" for buffer in spec.buffers if buffer.is_read}
-    return CapturedCall(spec.name, source, dict(sizes), dtype, values, arrays)
+    return CapturedCall(spec.name, source, dict(problem.sizes), problem.dtype, values, arrays)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
-from autotile.core.model import Config, LaunchGeometry, Value
+from autotile.core.model import Config, LaunchGeometry, Problem, Value
 from autotile.core.text import plural
 from autotile.errors import ConfigError, ProblemError
 from autotile.kernel.arguments import (
@@ -38,28 +38,26 @@ MAX_STEPS = 64  # of a file
 _LAUNCH = ("block", "grid", "cluster", "dynamic_smem_bytes", "static_smem_bytes", "min_registers", "cooperative")
 
 
-def fixed_names(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> dict[str, Value]:
-    """Return the value of every name that does not depend on the configuration: sizes, flags and ``device.*``.
+def fixed_names(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> dict[str, Value]:
+    """Return the value of every name that does not depend on the configuration: `Problem.names` and ``device.*``.
 
     Raise `ProblemError` if a size of the kernel is missing.
     """
     for name in spec.sizes:
-        if name not in sizes:
+        if name not in problem.sizes:
             raise ProblemError(
                 f"{spec.name}: the size {name} is missing; give {name}=..., a whole number of at least 1"
             )
-    return {**sizes, **{f"device.{name}": getattr(device, name) for name in EXPRESSION_NAMES}}
+    return {**problem.names, **{f"device.{name}": getattr(device, name) for name in EXPRESSION_NAMES}}
 
 
-def known_names(
-    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
-) -> dict[str, Value]:
-    """Return the value of every name that an expression may use.
+def known_names(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> dict[str, Value]:
+    """Return the value of every name that an expression may use: those of `fixed_names`, parameters, ``computed.*``.
 
-    These are sizes, flags, parameters, ``device.*`` and ``computed.*``. Raise `ProblemError` if a size of the kernel is
-    missing; `SpecError` if a computed value has none for the configuration.
+    Raise `ProblemError` if a size of the kernel is missing; `SpecError` if a computed value has none for the
+    configuration.
     """
-    names = {**fixed_names(spec, sizes, device), **config}
+    names = {**fixed_names(spec, problem, device), **config}
     if spec.computed:
         names.update(computed_values(spec.computed, config))
     return names
@@ -91,14 +89,14 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
     launches: tuple[StepLaunch, ...]
 
     @classmethod
-    def of(cls, spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> LaunchPlan:
+    def of(cls, spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> LaunchPlan:
         """Evaluate the conditions, the repetitions and the geometry of every step.
 
         Undeclared dimensions are 1. The limits of the device are not checked. Raise `ConfigError` if a dimension is
         below 1 or the shared memory below 0; or nothing, or more than `MAX_LAUNCHES`, is launched. Raise `SpecError` if
         an expression divides by zero or exceeds 64 bits.
         """
-        names = known_names(spec, config, sizes, device)
+        names = known_names(spec, config, problem, device)
         if spec.has_one_launch:
             return cls((_step_launch(spec, 0, {STEP: 0, **names}, {}),))
         counts = []
@@ -166,11 +164,9 @@ def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memor
     )
 
 
-def launch_geometry(
-    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties
-) -> LaunchGeometry:
+def launch_geometry(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> LaunchGeometry:
     """Return the geometry of the main launch of a configuration; see `LaunchPlan`."""
-    return LaunchPlan.of(spec, config, sizes, device).main.geometry
+    return LaunchPlan.of(spec, config, problem, device).main.geometry
 
 
 def value_or_zero(expression: Expression | None, names: Mapping[str, Value]) -> int:
@@ -192,11 +188,12 @@ class LaunchData(msgspec.Struct, frozen=True, gc=False):
     textures: tuple[Texture, ...] = ()
 
     @classmethod
-    def of(cls, spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> LaunchData:
-        """Evaluate the arguments of a kernel with the values of `known_names`.
+    def of(cls, spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> LaunchData:
+        """Evaluate the arguments of a kernel; parameters as for `known_names`.
 
         Raise `ConfigError` if a workspace has a negative extent.
         """
+        names, dtype = known_names(spec, config, problem, device), problem.dtype
         data = cls(
             tuple(argument.workspace(dtype, names) for argument in spec.workspaces),
             tuple(
@@ -301,7 +298,8 @@ def _entry(table: Table) -> str:
     return entry
 
 
-def problem_scalars(spec: KernelSpec, sizes: Mapping[str, int], problem_dtype: str, *, check: bool) -> dict[str, Any]:
+def problem_scalars(spec: KernelSpec, problem: Problem, *, check: bool) -> dict[str, Any]:
     """Return the encoded value of each scalar that the problem determines; with ``check``, its check value if any."""
+    names, dtype = problem.names, problem.dtype
     scalars = (scalar for scalar in spec.scalars if not scalar.is_per_launch)
-    return {scalar.name: encode_scalar(scalar, scalar.given(sizes, check=check), problem_dtype) for scalar in scalars}
+    return {scalar.name: encode_scalar(scalar, scalar.given(names, check=check), dtype) for scalar in scalars}

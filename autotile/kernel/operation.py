@@ -19,7 +19,7 @@ import msgspec
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.forks import cached_property
-from autotile.core.model import Problem
+from autotile.core.model import DTYPE_BYTES, Problem
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
@@ -73,9 +73,10 @@ class Member(msgspec.Struct, frozen=True):
         The problem is one of the operation, with its conditions among the sizes. Without a device, conditions on
         ``device.*`` hold.
         """
-        given = problem.sizes
-        if problem.dtype not in self.dtypes or any(given[name] != value for name, value in self.required.items()):
+        sizes = problem.sizes
+        if problem.dtype not in self.dtypes or any(sizes[name] != value for name, value in self.required.items()):
             return None
+        given = problem.names
         if self.when is not None:
             used = [name for name in self.when.names if name.startswith("device.")]
             if device is not None or not used:
@@ -233,6 +234,7 @@ def _member(table: Table, name: str, operation: Operation, listed: tuple[str, ..
     """Return a kernel; ``listed`` are the element types of its entry."""
     selected = {*operation.flags, *operation.conditions}
     kinds: dict[str, Kind] = {size: "boolean" if size in selected else "number" for size in operation.sizes}
+    kinds[DTYPE_BYTES] = "number"
     table.allow(("kernel", "when", "sizes", "dtypes", "measured_only"))
     given = table.text("kernel", name)
     path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser raises where there is no such user

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
-from autotile.core.model import Value
+from autotile.core.model import Value, dtype_names
 from autotile.errors import SpecError
 from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
 from autotile.kernel.functions import Kind
@@ -94,7 +94,8 @@ def parse_spec(
     ragged_table.allow(sizes)
     given = {name: ragged_table.whole_number(name, minimum=1) for name in ragged_table.data}
     ragged = {**derived_ragged(sizes), **given, **flags}
-    problem = ProblemSection({**sizes, **flags}, ragged, tuple(flags), dtypes)
+    of_dtype = dtype_names(dtypes[0])
+    problem = ProblemSection({**sizes, **flags, **of_dtype}, {**ragged, **of_dtype}, tuple(flags), dtypes)
     own_kinds = {**{parameter.name: _kind(parameter.values[0]) for parameter in parameters}, **problem.kinds}
     all_kinds: dict[str, Kind] = {**own_kinds, **{f"device.{name}": "number" for name in EXPRESSION_NAMES}}
     values, computed = document.table("computed", optional=True), []
@@ -117,7 +118,13 @@ def parse_spec(
         heuristics_table, all_kinds, heuristic_predicates or {}, names, taken=rules, are_heuristics=True
     )
     launched_kinds = {**all_kinds, **{each.name: each.kind for each in computed}}
-    shaped = _shaped(problem, document.table("default", optional=True), parameters)
+    # Shapes and references may use whole numbers: a value of each, of the default configuration if it is declared.
+    declared = document.table("default", optional=True).data
+    chosen = {name: declared[name] if declared.get(name) in values else values[0] for name, values in parameters}
+    whole = {name: value for name, value in chosen.items() if isinstance(value, int)}
+    whole_kinds = {name: _kind(value) for name, value in whole.items()}
+    at_both = {**problem.sizes, **whole}, {**problem.ragged, **whole}
+    shaped = ProblemSection(*at_both, problem.flags, dtypes, whole_kinds)
     scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
@@ -137,16 +144,16 @@ def parse_spec(
         template=kernel.matching("template", _TEMPLATE, "a bare file name that ends in .cu, without directories"),
         options=kernel.texts("options", optional=True),
         include=kernel.texts("include", optional=True),
-        build=parse_build(kernel, own_kinds, [*own_kinds.keys() - sizes.keys()]),
+        build=parse_build(kernel, own_kinds, [*flags, *names]),
         architecture=kernel.matching("architecture", ARCHITECTURE, "a target such as 'sm_90a'") if has_target else None,
         minimum_compute_capability=(
             kernel.matching("minimum_compute_capability", CAPABILITY, "a compute capability such as '8.0'")
             if has_minimum
             else None
         ),
-        sizes=problem.sizes,
+        sizes={**sizes, **flags},
         flags=problem.flags,
-        ragged=problem.ragged,
+        ragged=ragged,
         dtypes=dtypes,
         parameters=parameters,
         default=_default(document, parameters, (*rules, *heuristics), problem.sizes, steps),
@@ -169,7 +176,7 @@ def parse_spec(
     for argument in arguments:
         if isinstance(argument, TensorMapArgument | TextureArgument):
             table = document.table("arguments").table(argument.name)
-            argument.check_ragged({**spec.ragged, **spec.default}, dtypes, table)
+            argument.check_ragged({**problem.ragged, **spec.default}, dtypes, table)
     if conflict := target_conflict(spec):
         raise kernel.error("architecture", conflict)
     return spec
@@ -222,22 +229,6 @@ def _kind(value: Value) -> Kind:
     if isinstance(value, str):
         return "string"
     return "real" if isinstance(value, float) else "boolean" if isinstance(value, bool) else "number"
-
-
-def _shaped(problem: ProblemSection, default: Table, parameters: Sequence[Parameter]) -> ProblemSection:
-    """Return the problem with the parameters that shapes and references may use: a value of each, and its kind.
-
-    The value is that of the default configuration if it is declared, else the first one.
-    """
-    values: dict[str, int] = {}
-    for parameter in parameters:
-        value = default.data.get(parameter.name, parameter.values[0])
-        value = value if value in parameter.values else parameter.values[0]
-        if isinstance(value, int):
-            values[parameter.name] = value
-    kinds = {name: _kind(value) for name, value in values.items()}
-    sizes, ragged = {**problem.sizes, **values}, {**problem.ragged, **values}
-    return ProblemSection(sizes, ragged, problem.flags, problem.dtypes, kinds)
 
 
 def _rules(

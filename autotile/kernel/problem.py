@@ -130,9 +130,9 @@ def resolve_problem(
     kernel does not support the dtype.
     """
     problem = completed_problem(spec, sizes, dtype, defaults=defaults)
-    shaped = spec.shaped_sizes(problem.sizes, spec.default)
+    names = spec.shaped(problem, spec.default).names
     for buffer in spec.buffers:
-        shape = buffer.extents(shaped)
+        shape = buffer.extents(names)
         if min(shape) < 1:
             raise ProblemError(f"{problem} is too small: its array {buffer.name} would have the shape {shape}")
     return problem
@@ -190,9 +190,9 @@ def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -
     float64.
     """
     needed_bytes = device.l2_bytes
-    shaped = spec.shaped_sizes(problem.sizes, spec.default)
+    names = spec.shaped(problem, spec.default).names
     for buffer in spec.buffers:
-        elements = math.prod(buffer.extents(shaped))
+        elements = math.prod(buffer.extents(names))
         element_bytes = DTYPES[buffer.element_type(problem.dtype, problem.sizes)].size_bytes
         needed_bytes += elements * element_bytes * (2 if buffer.is_initialized else 1)
         if buffer.is_written:
@@ -294,7 +294,7 @@ class Workrate(msgspec.Struct, frozen=True):
 
         Work that depends on parameters is known only with a configuration.
         """
-        names = {**problem.sizes, **(config or {})}
+        names = {**problem.names, **(config or {})}
 
         def amount(expression: Expression | None) -> int | None:
             """Return a value; None if there is none, a name is unknown, or the value overflows 64 bits."""

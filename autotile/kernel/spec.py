@@ -19,7 +19,7 @@ from msgspec import structs
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import Value, config_text
+from autotile.core.model import DTYPE_BYTES, Problem, Value, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError
 from autotile.kernel.arguments import (
@@ -339,9 +339,9 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
     return kernel
 
 
-def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> KernelSpec:
+def reference_spec(spec: KernelSpec, problem: Problem) -> KernelSpec:
     """Return the reference kernel as a kernel of its own, without parameters that are tuned."""
-    kernel = spec.reference.kernel
+    kernel, dtype = spec.reference.kernel, problem.dtype
     assert kernel is not None
     known = {argument.name: argument for argument in spec.arguments}
     names = kernel.arguments if kernel.arguments is not None else tuple(known)
@@ -358,7 +358,7 @@ def reference_spec(spec: KernelSpec, dtype: str, sizes: Mapping[str, int]) -> Ke
         if not argument.is_passed:  # constant memory has the type that the source declares
             continue
         if isinstance(argument, BufferArgument | WorkspaceArgument):
-            wide = ElementType(wide_type(argument.element_type(dtype, sizes)))
+            wide = ElementType(wide_type(argument.element_type(dtype, problem.sizes)))
             arguments[index] = structs.replace(argument, dtype=wide)
         elif isinstance(argument, ScalarArgument):
             arguments[index] = structs.replace(argument, dtype=wide_type(argument.element_type(dtype)))
@@ -564,7 +564,7 @@ def _outputs(
         for name, expression in outputs.items():
             shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
             if shape != expected:
-                at = " ".join(f"{size}={value}" for size, value in sizes.items())
+                at = " ".join(f"{size}={value}" for size, value in sizes.items() if size != DTYPE_BYTES)
                 fault = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
                 hint = "; write reshape(..., 1)" if not shape and expected == (1,) else ""
                 raise expression.location.error(fault + hint, expression=expression.text)
@@ -784,7 +784,7 @@ class KernelSpec:
     def _repr_html_(self) -> str:
         return html_of(self.headline, [[*self.facts]])
 
-    @property
+    @cached_property
     def shaping(self) -> tuple[str, ...]:
         """The parameters that the buffers, their contents or the reference depend on."""
         used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}
@@ -793,9 +793,13 @@ class KernelSpec:
         used |= self.reference.reduction.names
         return tuple(parameter.name for parameter in self.parameters if parameter.name in used)
 
-    def shaped_sizes(self, sizes: Mapping[str, int], config: Mapping[str, Value]) -> dict[str, int]:
-        """Return sizes and flags with the values of the parameters that the buffers or the reference depend on."""
-        return {**sizes, **{name: int(config[name]) for name in self.shaping}}
+    def at(self, sizes: Mapping[str, int] | None = None, dtype: str | None = None) -> Problem:
+        """Return the problem of complete sizes and flags, which are not checked; None for the defaults."""
+        return Problem(self.name, self.sizes if sizes is None else sizes, dtype or self.dtypes[0])
+
+    def shaped(self, problem: Problem, config: Mapping[str, Value]) -> Problem:
+        """Return a problem with, among its sizes, the parameters that the buffers or the reference depend on."""
+        return problem.at({**problem.sizes, **{name: int(config[name]) for name in self.shaping}})
 
     @property
     def has_one_launch(self) -> bool:

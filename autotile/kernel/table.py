@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, TypeAlias
 
 import msgspec
 
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
+from autotile.core.model import DTYPE_BYTES, dtype_names
 from autotile.errors import SpecError, listing, nearest, type_text
 from autotile.kernel.expressions import (
     NOUNS,
@@ -303,7 +305,7 @@ class ProblemSection(msgspec.Struct, frozen=True):
 
     sizes: Mapping[str, int]
     ragged: Mapping[str, int]
-    """Default and ragged sizes, with the flags at their defaults."""
+    """Default and ragged sizes, with the flags at their defaults, and `DTYPE_BYTES` of the first element type."""
     flags: tuple[str, ...]
     dtypes: tuple[str, ...]
     parameters: Mapping[str, Kind] = {}
@@ -311,7 +313,7 @@ class ProblemSection(msgspec.Struct, frozen=True):
 
     @property
     def own_names(self) -> frozenset[str]:
-        """Sizes and flags."""
+        """Sizes, flags and `DTYPE_BYTES`."""
         return frozenset(self.sizes.keys() - self.parameters.keys())
 
     @property
@@ -325,11 +327,13 @@ class ProblemSection(msgspec.Struct, frozen=True):
         return dict.fromkeys(self.flags, "boolean")
 
     def check_positive(self, table: Table, name: str, expressions: Iterable[Expression]) -> None:
-        """Raise if an expression of an entry is below 1 for one of the two problems."""
+        """Raise if an expression of an entry is below 1 for one of the two problems, in any element type."""
         for expression in expressions:
-            for sizes in (self.sizes, self.ragged):
-                value = expression.evaluate(sizes)
+            dtypes = self.dtypes if DTYPE_BYTES in expression.names else self.dtypes[:1]
+            for sizes, dtype in product((self.sizes, self.ragged), dtypes):
+                names = {**sizes, **dtype_names(dtype)}
+                value = expression.evaluate(names)
                 if value < 1:
-                    at = ", ".join(f"{size} = {sizes[size]}" for size in sorted(expression.names))
+                    at = ", ".join(f"{name} = {names[name]}" for name in sorted(expression.names))
                     where = f" where {at}" if at else ""
                     raise table.error(name, f"{expression.text} is {value}, expected at least 1{where}")

@@ -432,7 +432,7 @@ class _TuneCall:
         self.observation.register_device(device, self.device)
         left: tuple[Config, ...] | None = None  # configurations that the cache lacks, None for no restriction
         entries = self.file.entries if self.file is not None else {}
-        space = feasible_space(kernel.spec, problem.sizes, device, problem.dtype) if entries else None
+        space = feasible_space(kernel.spec, problem, device) if entries else None
         if space is not None and len(space) <= _MAX_LISTED:
             lacking = []
             for config in map(space.config, range(len(space))):

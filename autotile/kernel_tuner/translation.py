@@ -531,10 +531,10 @@ def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
     device = checked_device(device_index, "and run_kernel needs one; see `autotile doctor`")
     problem = resolve_problem(kernel.spec, {}, None, defaults=True)
     config = dict(kernel.spec.default)
-    if reason := check_config(kernel.spec, config, problem.sizes, device, problem.dtype):
+    if reason := check_config(kernel.spec, config, problem, device):
         raise InputError(f"{described.name} cannot run with {config_text(config)}: {reason}")
     settings = read_settings()
-    job = compile_job(kernel, config, problem.dtype, device.architecture, problem.sizes)
+    job = compile_job(kernel, config, problem, device.architecture)
     compiled = compile_in_worker(job, settings, _COMPILE_DEADLINE_S)
     if compiled.cubin is None:
         raise InputError(f"{described.name} does not compile: {compiled.reason}")

@@ -303,7 +303,7 @@ def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) 
         if reason := unsupported_reason(spec, device):
             return f"not applicable: {reason}"
         try:
-            feasible_space(spec, resolve_problem(spec, sizes, problem.dtype).sizes, device, problem.dtype)
+            feasible_space(spec, resolve_problem(spec, sizes, problem.dtype), device)
         except EmptySpaceError as error:
             return f"not applicable: {error.cause}"
         except InputError as error:

@@ -328,12 +328,12 @@ class CallArrays:
 
     def __init__(self, spec: KernelSpec, problem: Problem, config: Config, device_index: int) -> None:
         sizes, dtype = problem.sizes, problem.dtype
-        shaped = spec.shaped_sizes(sizes, config)
+        names = spec.shaped(problem, config).names
         self._spec = spec
         self._problem = problem
         self._shaping = {name: config[name] for name in spec.shaping}
         self._device_index = device_index
-        self.shapes = {b.name: b.array_shape(shaped) for b in spec.buffers}
+        self.shapes = {b.name: b.array_shape(names) for b in spec.buffers}
         self._element_types = {b.name: b.element_type(dtype, sizes) for b in spec.buffers}
 
     def check(self, arrays: Sequence[Any]) -> CheckedArrays:

@@ -205,7 +205,7 @@ class BoundKernel:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each array, by its name. Shapes may depend on the configuration that is served."""
         spec = self.definition.spec
-        names = spec.shaped_sizes(self._code.problem.sizes, self.config or spec.default)
+        names = spec.shaped(self._code.problem, self.config or spec.default).names
         return {buffer.name: buffer.array_shape(names) for buffer in spec.buffers}
 
     @property

@@ -17,7 +17,7 @@ from autotile.core.documents import to_document
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, Measurement, Problem, Resources, config_key, config_text
 from autotile.core.text import interval_text, time_text
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
 from autotile.kernel.library import Kernel
 from autotile.settings import read_settings
 
@@ -230,11 +230,8 @@ class KernelCode:
         That the value of a scalar, computed from the problem sizes, does not fit in its type is an `ArgumentError`.
         """
         spec, problem = self.definition.spec, self.problem
-        return (
-            LaunchPlan.of(spec, self.config, problem.sizes, self._device),
-            problem_scalars(spec, problem.sizes, problem.dtype, check=False),
-            LaunchData.of(spec, problem.dtype, known_names(spec, self.config, problem.sizes, self._device)),
-        )
+        of = spec, self.config, problem, self._device
+        return LaunchPlan.of(*of), problem_scalars(spec, problem, check=False), LaunchData.of(*of)
 
     @property
     def cubin(self) -> CachedCubin:
@@ -285,7 +282,7 @@ class KernelCode:
             from autotile.cuda.compiler import CubinCache, check_signatures, compile_cubin, compile_job
 
             settings, problem = read_settings(), self.problem
-            job = compile_job(self.definition, self.config, problem.dtype, self._device.architecture, problem.sizes)
+            job = compile_job(self.definition, self.config, problem, self._device.architecture)
             cache = CubinCache(settings.cache, settings.cache_limit_bytes)
             known = cache.get(job.key)
             if known is None and may_compile:

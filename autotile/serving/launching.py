@@ -261,7 +261,7 @@ class Preparation:
 
     def __init__(self, code: KernelCode, load: Callable[[], StepFunctions]) -> None:
         self._spec = spec = code.definition.spec
-        self._problem = code.problem
+        self._problem = spec.shaped(code.problem, code.config)
         self._plan = code.plan[0]
         self._load = load
         self._names = [buffer.name for buffer in spec.buffers]
@@ -292,8 +292,8 @@ class Preparation:
         loaded = None if is_bound else self._own.by_stream.get(stream)
         if loaded is None:
             with outside_of_captures():
-                own, problem = self._load(), self._problem
-                loaded = own, constant_copies(self._spec, own.module, problem.sizes, problem.dtype)
+                own = self._load()
+                loaded = own, constant_copies(self._spec, own.module, self._problem)
         functions, copies = loaded
         if is_bound:
             addresses = dict(zip(self._names, (block.words[word] for word in words), strict=True))
@@ -311,7 +311,7 @@ class Preparation:
         values, runtime = block.words, load_cupy().cuda.runtime
         zeroed, filled = [], []
         for buffer in self._filled:
-            size_bytes = buffer.size_bytes(self._problem.dtype, self._problem.sizes)
+            size_bytes = buffer.size_bytes(self._problem.dtype, self._problem.names)
             if buffer.is_zeroed:
                 zeroed.append((word_of[buffer.name], size_bytes))
             else:
@@ -332,7 +332,7 @@ class Preparation:
         """Return the address of an output's content, which is the same for all launches."""
         with self._lock, outside_of_captures():
             if name not in self._contents:
-                stored = input_maker(self._spec, self._problem.sizes, self._problem.dtype)(name)
+                stored = input_maker(self._spec, self._problem)(name)
                 with load_cupy().cuda.Stream(non_blocking=True) as side_stream:
                     self._contents[name] = load_cupy().asarray(stored)
                     side_stream.synchronize()
@@ -460,7 +460,7 @@ class CaptureFolder:
                 return None
             self._calls_left -= 1
             self._bytes_left -= size_bytes
-        document = document_of(spec, problem.sizes, problem.dtype, scalars)
+        document = document_of(spec, problem, scalars)
         fields = {name: getattr(document, name) for name in document.__struct_fields__}
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -211,7 +211,7 @@ class Pin:
                 f"{' and '.join(changed)} changed since; restore that version, or {self._cure}"
             )
         try:
-            reason = check_config(spec, pinned.config, request.problem.sizes, request.device, request.problem.dtype)
+            reason = check_config(spec, pinned.config, request.problem, request.device)
         except SpecError as error:
             reason = str(error)
         if reason:

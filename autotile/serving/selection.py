@@ -264,18 +264,18 @@ class KernelRequest:
 
     def allows(self, choice: Choice) -> bool:
         """Return True if a choice of any source may be served."""
-        spec, sizes, config = self.kernel.spec, self.problem.sizes, choice.config
+        spec, problem, config = self.kernel.spec, self.problem, choice.config
         if choice.tier in ("nearest", "transferred") and not (
-            self.is_near(choice.tuned_sizes or {}) or meets_heuristics(spec, config, sizes, self.device)
+            self.is_near(choice.tuned_sizes or {}) or meets_heuristics(spec, config, problem, self.device)
         ):
             return False
         if choice.tier != "exact" and config_key(config) in self.wrong:  # an exact one is no winner if it is wrong
             return False
-        if check_config(spec, config, sizes, self.device, self.problem.dtype):
+        if check_config(spec, config, problem, self.device):
             return False
         if choice.resources is None or not spec.has_one_launch:  # of several steps those of one are stored
             return True
-        geometry = launch_geometry(spec, config, sizes, self.device)
+        geometry = launch_geometry(spec, config, problem, self.device)
         return not resource_violation(spec, geometry, choice.resources, self.device)
 
     def code(self, choice: Choice) -> KernelCode:
@@ -398,7 +398,7 @@ def _by_rules(
             f"{f', which lost {100 * lost:.1f} % on average when left out' if lost is not None else ''}"
             f"{f'; {rule.verdict}' if rule.verdict else ''}"
         )
-        for number in rule.order(request.kernel.spec, request.device, sizes):
+        for number in rule.order(request.kernel.spec, request.device, request.problem):
             chosen, point = rule.configs[number], rule.nearest_point(number, sizes)
             timed = point.times_us[number] if point is not None else None
             winner = Winner(
@@ -495,11 +495,10 @@ def _compared(
 
     found = prefer(
         request.kernel.spec,
-        request.problem.sizes,
+        request.problem,
         request.device,
         base.config,
         [tuned for tuned, _ in studies],
-        dtype=request.problem.dtype,
         may_serve=lambda study, key: request.allows(request.choice_of(studies[study][1][key])),
     )
     if found is None:
@@ -522,23 +521,23 @@ def untuned(request: KernelRequest) -> Choice:
     enough for such an estimate. Where the default cannot run, or is not worth a trial, the one with the least estimate
     is served, or the first one if there are no estimates, or a bundle has no cubin of what they might choose.
     """
-    spec, sizes, device, dtype = request.kernel.spec, request.problem.sizes, request.device, request.problem.dtype
+    spec, problem, device = request.kernel.spec, request.problem, request.device
     default, estimates = Choice("default", dict(spec.default)), not request.shelf.bundled
-    is_valid = not check_config(spec, default.config, sizes, device, dtype)
-    is_served = is_valid and meets_heuristics(spec, default.config, sizes, device)
+    is_valid = not check_config(spec, default.config, problem, device)
+    is_served = is_valid and meets_heuristics(spec, default.config, problem, device)
     if is_served:
         may_enumerate = prod(len(each.values) for each in spec.parameters) <= _MAX_COMBINATIONS
         if not estimates or spec.work.flops is None or not may_enumerate:
             return default
         from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs
 
-        found = estimate_configs(spec, sizes, device, [default.config], dtype)
+        found = estimate_configs(spec, problem, device, [default.config])
         if found is None or not found.is_declared or found.time_us[0] < CONFIDENT_FACTOR * found.bound_us[0]:
             return default  # by the device's peaks, nothing can be far faster
     from autotile.space.search_space import feasible_space
 
     try:
-        space = feasible_space(spec, sizes, device, dtype)
+        space = feasible_space(spec, problem, device)
     except SpecError:
         if is_valid:  # the space is too large to enumerate
             return default
@@ -562,7 +561,7 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
     if beside is not None:
         codes = np.concatenate([SearchSpace.of(spec, [beside]).codes.astype(codes.dtype), codes])
     tried = replace(space, codes=np.asfortranarray(codes))
-    found = estimate_times(spec, problem.sizes, device, tried, problem.dtype)
+    found = estimate_times(spec, problem, device, tried)
     if found is None or (beside is not None and not found.is_declared):
         return None
 

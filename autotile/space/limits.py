@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Resources, Value
+from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Problem, Resources, Value
 from autotile.core.text import plural
 from autotile.errors import nearest
 from autotile.kernel.arguments import (
@@ -182,8 +182,7 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     """
 
     spec: KernelSpec
-    sizes: Mapping[str, int]
-    dtype: str
+    problem: Problem
     evaluate: EvaluateWhere
 
     launch_count = cached_property(lambda self: reduce(operator.add, self._counts))
@@ -217,14 +216,15 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Tensor maps."""
         maps = self.spec.tensor_maps
-        return tuple(one.tensor_map(self.dtype, self.sizes, partial(self._evaluate, {}, True)) for one in maps)
+        at = self.problem.dtype, self.problem.sizes
+        return tuple(one.tensor_map(*at, partial(self._evaluate, {}, True)) for one in maps)
 
     @cached_property
     def memory_bytes(self) -> Any:
         """Device memory of all arguments; float64, as products of absurd extents exceed 64 bits."""
         total: Any = 0.0
         for array, shape in self.arrays:
-            element_bytes = DTYPES[array.element_type(self.dtype, self.sizes)].size_bytes
+            element_bytes = DTYPES[array.element_type(self.problem.dtype, self.problem.sizes)].size_bytes
             extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in shape]
             total = total + reduce(operator.mul, extents, float(element_bytes))
         return total
@@ -240,7 +240,7 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         return counts
 
 
-def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, int], dtype: str) -> Demand:
+def demand_of(spec: KernelSpec, names: Mapping[str, Value], problem: Problem) -> Demand:
     """Return the demand of a single configuration, given the value of every name."""
 
     def evaluate(expression: Expression, extra: Mapping[str, Value], rows: bool) -> int:
@@ -248,7 +248,7 @@ def demand_of(spec: KernelSpec, names: Mapping[str, Value], sizes: Mapping[str, 
             return 1
         return int(expression.value(names if expression.names.isdisjoint(extra) else {**extra, **names}))
 
-    return Demand(spec, sizes, dtype, evaluate)
+    return Demand(spec, problem, evaluate)
 
 
 _MAX_CLUSTER_BLOCKS = 8
@@ -505,13 +505,8 @@ LIMITS = (
 """All limits, in the order applied."""
 
 
-def check_config(
-    spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
-) -> str:
-    """Return why a configuration is not feasible, as one line; "" if it is.
-
-    The other parameters are those of `autotile.space.search_space.feasible_space`.
-    """
+def check_config(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> str:
+    """Return why a configuration is not feasible, as one line; "" if it is."""
     if reason := unsupported_reason(spec, device):
         return reason
     known = {parameter.name: parameter.values for parameter in spec.parameters}
@@ -525,17 +520,17 @@ def check_config(
         value = config[name]
         if not any(value == other and isinstance(value, str) == isinstance(other, str) for other in values):
             return f"{name} = {value} is not among its values {', '.join(map(str, values))}"
-    names = known_names(spec, config, sizes, device)
+    names = known_names(spec, config, problem, device)
     for rule in spec.rules:
         if not rule.expression.value(names):
             shown = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
             return f"the {rule} is broken: {rule.expression.text}, where {shown}"
-    return limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device)
+    return limit_violation(demand_of(spec, names, problem), device)
 
 
-def meets_heuristics(spec: KernelSpec, config: Config, sizes: Mapping[str, int], device: DeviceProperties) -> bool:
+def meets_heuristics(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> bool:
     """Return True if a configuration meets the heuristics, so that a search tries it if it is feasible."""
-    names = known_names(spec, config, sizes, device)
+    names = known_names(spec, config, problem, device)
     return all(rule.expression.value(names) for rule in spec.heuristics)
 
 

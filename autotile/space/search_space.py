@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, Value, config_text
+from autotile.core.model import Config, Problem, Value, config_text
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.arguments import Mask
 from autotile.kernel.expressions import Expression
@@ -127,7 +127,7 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
             names = [parameter.name for parameter in named]
             known: dict[tuple[Value, ...], Value] = {}
             each_value = []
-            for config in self._configs:
+            for config in self.configs:
                 row = tuple([config[name] for name in names])
                 if row not in known:
                     known[row] = expression.value({**fixed, **dict(zip(names, row, strict=True))})
@@ -147,7 +147,8 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
         table[occurs] = found
         return table[ranks]
 
-    _configs = cached_property(lambda self: [self.config(row) for row in range(len(self))])
+    configs = cached_property(lambda self: [self.config(row) for row in range(len(self))])
+    """The configuration of each row."""
     _index = cached_property(lambda self: {each.name: index for index, each in enumerate(self.parameters)})
     _positions = cached_property(
         lambda self: [{value: code for code, value in enumerate(each.values)} for each in self.parameters]
@@ -158,8 +159,8 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Position of each row in the full grid of codes, ascending."""
 
 
-def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties) -> SearchSpace:
-    """Enumerate the configurations that meet the rules and the heuristics of a kernel at given sizes."""
+def enumerate_space(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> SearchSpace:
+    """Enumerate the configurations that meet the rules and the heuristics of a kernel for a problem."""
     started = time.perf_counter()
     check_device(spec, device)
     combinations = prod(len(parameter.values) for parameter in spec.parameters)
@@ -170,7 +171,7 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
             key="parameters",
         )
     rules = (*spec.rules, *spec.heuristics)
-    columns, stages = join(spec.parameters, rules, fixed_names(spec, sizes, device), spec.source)
+    columns, stages = join(spec.parameters, rules, fixed_names(spec, problem, device), spec.source)
     return SearchSpace(
         parameters=spec.parameters,
         codes=_ordered(columns, [len(parameter.values) for parameter in spec.parameters]),
@@ -182,29 +183,27 @@ def enumerate_space(spec: KernelSpec, sizes: Mapping[str, int], device: DevicePr
     )
 
 
-def feasible_space(
-    spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None = None
-) -> SearchSpace:
+def feasible_space(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> SearchSpace:
     """Enumerate the configurations that meet the rules, the heuristics, and the limits of the device.
 
     The limits are checked against the resources that the file declares. If the heuristics leave no configuration, they
-    are ignored. The memory and the tensor maps depend on the element type of the problem, None for the kernel's first.
+    are ignored.
     """
     try:
-        return _feasible(spec, sizes, device, dtype)
+        return _feasible(spec, problem, device)
     except EmptySpaceError as empty:
         if not spec.heuristics:
             raise
         try:
-            return _feasible(replace(spec, heuristics=()), sizes, device, dtype)
+            return _feasible(replace(spec, heuristics=()), problem, device)
         except SpecError:
             raise empty from None
 
 
-def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, dtype: str | None) -> SearchSpace:
+def _feasible(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> SearchSpace:
     started = time.perf_counter()
-    space = enumerate_space(spec, sizes, device)
-    fixed = fixed_names(spec, sizes, device)
+    space = enumerate_space(spec, problem, device)
+    fixed = fixed_names(spec, problem, device)
     fits = np.ones(len(space), np.bool_)
     limits = limits_of(spec)
     remaining = [0] * len(limits)
@@ -212,7 +211,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
     for start in range(0, len(space), _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
         part = structs.replace(space, codes=space.codes[rows])
-        demand = Demand(spec, sizes, dtype or spec.dtypes[0], partial(_column, part, fixed))
+        demand = Demand(spec, problem, partial(_column, part, fixed))
         for position, limit in enumerate(limits):
             dropped = fits[rows] & np.logical_not(limit.fits(demand, device))
             if limit.name not in example and dropped.any():
@@ -224,8 +223,7 @@ def _feasible(spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperti
         position = remaining.index(0)
         name, hint, before = limits[position].name, limits[position].hint, [len(space), *remaining][position]
         config = space.config(example[name])
-        names = known_names(spec, config, sizes, device)
-        violation = limit_violation(demand_of(spec, names, sizes, dtype or spec.dtypes[0]), device)
+        violation = limit_violation(demand_of(spec, known_names(spec, config, problem, device), problem), device)
         raise EmptySpaceError(
             f"the limit {name} of {device.name} leaves none of the {before:,} configurations that meet the rules and "
             f"the limits before it; for example, {config_text(config)}: {violation.partition(': ')[2]}; {hint}",

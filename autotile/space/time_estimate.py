@@ -18,12 +18,11 @@ from functools import reduce
 import msgspec
 import numpy as np
 from msgspec import structs
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Config, Value
+from autotile.core.model import Config, Problem, Value
 from autotile.errors import SpecError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
@@ -106,39 +105,32 @@ class TimeEstimate(msgspec.Struct, frozen=True):
 
 
 def estimate_times(
-    spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, space: SearchSpace, dtype: str | None = None
+    spec: KernelSpec, problem: Problem, device: DeviceProperties, space: SearchSpace
 ) -> TimeEstimate | None:
     """Estimate the time of every row of a space.
 
-    Of several steps, the one with the most threads is estimated, and each further launch adds its latency. ``sizes``
-    are all sizes and flags; the space may be a part of the valid configurations, and a dtype of None is the kernel's
-    first. The result is None if the file does not say enough: its launch is computed by a function or cannot be
-    evaluated, or does not differ between several configurations.
+    Of several steps, the one with the most threads is estimated, and each further launch adds its latency. The space
+    may be a part of the valid configurations. The result is None if the file does not say enough: its launch is
+    computed by a function or cannot be evaluated, or does not differ between several configurations.
     """
-    found = _estimate(spec, sizes, device, space, dtype)
+    found = _estimate(spec, problem, device, space)
     is_told_apart = found is not None and (len(space) == 1 or float(np.ptp(found.time_us)) > 0)
     return found if is_told_apart else None
 
 
 def estimate_configs(
-    spec: KernelSpec,
-    sizes: Mapping[str, int],
-    device: DeviceProperties,
-    configs: Sequence[Config],
-    dtype: str | None = None,
+    spec: KernelSpec, problem: Problem, device: DeviceProperties, configs: Sequence[Config]
 ) -> TimeEstimate | None:
     """Estimate the times of some configurations as `estimate_times` does, in their order; their times may be equal."""
-    return _estimate(spec, sizes, device, SearchSpace.of(spec, configs), dtype)
+    return _estimate(spec, problem, device, SearchSpace.of(spec, configs))
 
 
 @np.errstate(all="ignore")
-def _estimate(
-    spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, space: SearchSpace, dtype: str | None
-) -> TimeEstimate | None:
+def _estimate(spec: KernelSpec, problem: Problem, device: DeviceProperties, space: SearchSpace) -> TimeEstimate | None:
     if spec.computed or not len(space):
         return None
     try:
-        of = _Launches(spec, sizes, device, space, dtype or spec.dtypes[0])
+        of = _Launches(spec, problem, device, space)
     except SpecError:
         return None
     clock_mhz = device.clock_mhz or _USUAL_CLOCK_MHZ
@@ -201,17 +193,13 @@ class _Launches:
     parameters that no launch shows.
     """
 
-    def __init__(
-        self, spec: KernelSpec, sizes: Mapping[str, int], device: DeviceProperties, space: SearchSpace, dtype: str
-    ) -> None:
+    def __init__(self, spec: KernelSpec, problem: Problem, device: DeviceProperties, space: SearchSpace) -> None:
         self._spec = spec
-        self._sizes = dict(sizes)
+        self._problem = problem
         self._space = space
         self._device = device
-        self._unlimited = replace(device, sm_count=_UNLIMITED_SMS)
         self._ones = {name: 1 for name in spec.sizes if name not in spec.flags}
-        self._dtype = dtype
-        self._fixed = self._names(device)
+        self._fixed = {STEP: 0, **fixed_names(spec, problem, device)}
         total = [self._product([*step.launch.block, *step.launch.grid]).sum() for step in spec.main_steps]
         self._main: Step = spec.main_steps[int(np.argmax(total))]
         launch = self._main.launch
@@ -244,7 +232,7 @@ class _Launches:
 
     def _measure_tiles(self) -> None:
         """Find the extent of a block's tile along each size, and what follows from it."""
-        space, sizes = self._space, self._sizes
+        space, sizes = self._space, self._problem.sizes
         one = self._blocks(space, **self._ones)
         self._along: dict[str, Column] = {}
         extents: dict[str, Column] = {}
@@ -311,7 +299,7 @@ class _Launches:
         elements_read = np.zeros(count)
         element_bytes: list[int] = []
         for buffer in spec.buffers:
-            size = DTYPES[buffer.element_type(self._dtype, self._sizes)].size_bytes
+            size = DTYPES[buffer.element_type(self._problem.dtype, self._problem.sizes)].size_bytes
             elements = self._product(buffer.shape)
             arrays += elements * size
             if buffer.is_written:
@@ -324,7 +312,7 @@ class _Launches:
                 elements_read += elements
         scratch = np.zeros(count)
         for workspace in spec.workspaces:
-            size = DTYPES[workspace.element_type(self._dtype, self._sizes)].size_bytes
+            size = DTYPES[workspace.element_type(self._problem.dtype, self._problem.sizes)].size_bytes
             extents = [np.maximum(self._column(extent), 0.0) for extent in workspace.shape]
             scratch += size * reduce(np.multiply, extents)
         self.traffic_bytes += scratch
@@ -332,12 +320,10 @@ class _Launches:
         self.operations = self._optional(spec.work.flops, 2 * (elements_read + self._outputs))
         self.element_bytes = max(element_bytes, default=4)
 
-    def _names(self, device: DeviceProperties, **sizes: int) -> dict[str, Value]:
-        return {STEP: 0, **fixed_names(self._spec, {**self._sizes, **sizes}, device)}
-
     def _blocks(self, space: SearchSpace, **sizes: int) -> Column:
-        """Return the blocks of the main step at other sizes."""
-        return self._product(self._main.launch.grid, self._names(self._unlimited, **sizes), space)
+        """Return the blocks of the main step at other sizes, on a device whose SMs limit no grid."""
+        names = {**self._fixed, "device.sm_count": _UNLIMITED_SMS, **sizes}
+        return self._product(self._main.launch.grid, names, space)
 
     def _optional(self, expression: Expression | None, otherwise: Column | float = 0.0) -> Column:
         return np.full(len(self._space), otherwise) if expression is None else self._column(expression)

@@ -99,11 +99,10 @@ def choose_backend(
     except InputError:  # raised after what may be wrong with the kernel or the problem: it would hide that
         device = device_profile(_PROFILE)
         check_memory(kernel.spec, problem, device)
-        shaped = kernel.spec.shaped_sizes(problem.sizes, kernel.spec.default)
-        if missing := missing_input(kernel.spec, shaped, problem.dtype):
+        if missing := missing_input(kernel.spec, kernel.spec.shaped(problem, kernel.spec.default)):
             raise InputError(missing) from None
-        feasible_space(kernel.spec, problem.sizes, device, problem.dtype)
-        job = compile_job(kernel, kernel.spec.default, problem.dtype, device.architecture, problem.sizes)
+        feasible_space(kernel.spec, problem, device)
+        job = compile_job(kernel, kernel.spec.default, problem, device.architecture)
         with suppress(ToolchainError, WorkerError):
             compiled = compile_in_worker(job, settings, options.compile_deadline_s)
             if compiled.cubin is None:
@@ -197,7 +196,7 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
             *((sizes, 0, True) for sizes in options.verify_sizes),
             (problem.sizes, SECOND_SEED, False),
         )
-        if not missing_input(spec, given, problem.dtype)
-        for sizes in shaped_problems(spec, given)
+        if not missing_input(spec, problem.at(given))
+        for sizes in shaped_problems(spec, problem.at(given))
     ]
     return ExpectedFolder(spec, problem.dtype, kernel.reference_function, inputs)

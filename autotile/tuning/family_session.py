@@ -273,11 +273,11 @@ class _Spread:
         count, spec, database = len(self.points), self.kernel.spec, self.schedule.database
         lacking = []  # points at which a valid candidate was not tried
         for number in range(self._progress.measured, count):
-            sizes = self.points[number]
-            study_id = database.find_study(self._key_at(sizes))
+            problem = spec.at(self.points[number], self.dtype)
+            study_id = database.find_study(self._key_at(problem.sizes))
             tried = database.tried(study_id) if study_id is not None else {}
             untried = [config for config in candidates if config_key(config) not in tried]
-            if any(not check_config(spec, config, sizes, self.device, self.dtype) for config in untried):
+            if any(not check_config(spec, config, problem, self.device) for config in untried):
                 lacking.append(number)
 
         chosen = for_given(self.options, candidates, finals=0, fresh=False)
@@ -326,8 +326,9 @@ class _Spread:
         spec, max_configs = self.kernel.spec, self.plan.max_configs
         configs, resident = [one.config for one in matrix.configs], [one.blocks_per_sm for one in matrix.configs]
         members = sample_members(self.family)
-        measured, others = (Traits.of(spec, self.device, configs, resident, of) for of in (matrix.points, members))
-        valid = meet_rules(spec, self.device, configs, members)
+        measured_at, others_at = ([spec.at(one, self.dtype) for one in each] for each in (matrix.points, members))
+        measured, others = (Traits.of(spec, self.device, configs, resident, at) for at in (measured_at, others_at))
+        valid = meet_rules(spec, self.device, configs, others_at)
         data = TrainingData(matrix.times_us, matrix.proposed_by, measured, others, valid)
         learned = learn_rule(data, list_features(spec, max_configs), max_configs)
         chosen = list(learned.chosen)
@@ -353,9 +354,7 @@ def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: 
     try:
         problem: Problem = resolve_problem(spec, sizes, dtype)
         check_memory(spec, problem, device)
-        return not check_config(spec, spec.default, sizes, device, dtype) or bool(
-            len(feasible_space(spec, sizes, device, dtype))
-        )
+        return not check_config(spec, spec.default, problem, device) or bool(len(feasible_space(spec, problem, device)))
     except InputError:
         return False
 
@@ -453,12 +452,12 @@ def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix:
     base = default
     if default is not None:  # serving estimates the whole space; of the others, the time at the point is not known
         ordered = [default, *(configs[column] for column in known if configs[column] is not default)]
-        found = estimate_configs(spec, sizes, device, ordered, dtype)
+        found = estimate_configs(spec, spec.at(sizes, dtype), device, ordered)
         if found is not None and found.is_declared and not found.time_us[0] < CONFIDENT_FACTOR * found.time_us.min():
             base = ordered[int(np.argmin(found.time_us))]
     if base is None:
         base = next((config for tuned in studies for config in tuned.configs.values()), None)
-    elif (best := prefer(spec, sizes, device, base, studies, dtype=dtype)) is not None and best.is_faster:
+    elif (best := prefer(spec, spec.at(sizes, dtype), device, base, studies)) is not None and best.is_faster:
         base = studies[best.study].configs[best.key]
     if base is None:
         return UNSERVED_LOSS

@@ -254,8 +254,12 @@ class Sweep:
     ) -> list[ModelCandidate]:
         """Return the candidates that may run at a problem."""
         able = [one for one in candidates if one.kernel in kernels and one.key not in self.banned]
-        at = self.device, problem.dtype
-        return [one for one in able if not check_config(self.specs[one.kernel], one.config, kernels[one.kernel], *at)]
+        problems = {name: Problem(name, sizes, problem.dtype) for name, sizes in kernels.items()}
+        return [
+            one
+            for one in able
+            if not check_config(self.specs[one.kernel], one.config, problems[one.kernel], self.device)
+        ]
 
     def run(self, job: CompilingProblem) -> SweptProblem | None:
         """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
@@ -441,13 +445,14 @@ class Sweep:
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
             for name, sizes in kernels.items():
+                own = Problem(name, sizes, self.dtype)
                 try:
-                    space = feasible_space(self.specs[name], sizes, self.device, self.dtype)
+                    space = feasible_space(self.specs[name], own, self.device)
                 except InputError:
                     continue
                 if len(space) > _ESTIMATED_ROWS:
                     space = space.select(self._random.choice(len(space), _ESTIMATED_ROWS, replace=False))
-                estimate = estimate_times(self.specs[name], sizes, self.device, space, self.dtype)
+                estimate = estimate_times(self.specs[name], own, self.device, space)
                 if estimate is None:
                     rows: Any = self._random.choice(len(space), min(_SEEDS, len(space)), replace=False)
                 else:
@@ -568,14 +573,14 @@ class Sweep:
             if not self._has_time(_MEASURING_SHARE) or self._stop.requested:
                 return
             best, one = self.candidates[key], self.measured[number]
-            at = one.kernels[best.kernel], self.device, self.dtype
+            own = Problem(best.kernel, one.kernels[best.kernel], self.dtype)
             spec, found = self.specs[best.kernel], []
             for parameter in spec.parameters:
                 values = list(parameter.values)
                 place = values.index(best.config[parameter.name])
                 for neighbour in values[max(0, place - 1) : place + 2]:
                     config = {**best.config, parameter.name: neighbour}
-                    if neighbour != values[place] and not check_config(spec, config, *at):
+                    if neighbour != values[place] and not check_config(spec, config, own, self.device):
                         found.append(config)
             chosen = self._random.permutation(len(found))[:_MUTATIONS]
             variants = [self._add(best.kernel, found[int(number)]) for number in chosen]
@@ -620,7 +625,7 @@ def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
             spec = member.load().spec
             for buffer in spec.buffers if not spec.shaping else ():
                 if buffer.is_initialized:
-                    found[member.name, buffer.name] = buffer.extents({**spec.sizes, **own})
+                    found[member.name, buffer.name] = buffer.extents(spec.at({**spec.sizes, **own}, dtype).names)
         shapes.append(found)
     return any(shapes[0][name] != shapes[1][name] for name in shapes[0].keys() & shapes[1].keys())
 

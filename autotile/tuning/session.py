@@ -35,7 +35,7 @@ from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import check_output, write_output
 from autotile.errors import ConfigError, DataWarning, InputError
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
+from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
 from autotile.kernel.spec import KernelSpec, computed_values
@@ -196,16 +196,16 @@ def open_session(
         stack.enter_context(closing(compile_pool))
         pipeline = Pipeline(kernel, problem, backend, compile_pool, timeline, verify_sizes=options.verify_sizes)
         default = kernel.spec.default
-        if not check_config(kernel.spec, default, problem.sizes, backend.device, problem.dtype):
+        if not check_config(kernel.spec, default, problem, backend.device):
             pipeline.prefetch(default)  # with which a new study begins; it compiles during all that follows
-        space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
+        space = feasible_space(kernel.spec, problem, backend.device)
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
 
         location = settings.database if options.database is None else options.database
         database = stack.enter_context(Database.open(location))
         for config in options.tries:
-            if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
+            if reason := check_config(kernel.spec, config, problem, backend.device):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
         backend.await_reference()  # behind all that begins at the same time; no budget includes it
         stop = lane.stop if lane is not None else None
@@ -378,7 +378,7 @@ class Session:
                 self._learn(trial)
         valid: list[Config] = []
         for config in {config_key(config): config for config in configs}.values():
-            reason = check_config(self._kernel.spec, config, self._problem.sizes, self.device, self._problem.dtype)
+            reason = check_config(self._kernel.spec, config, self._problem, self.device)
             known = self._log.find(config)
             if reason:
                 yield Trial(dict(config), Outcome.INFEASIBLE, reason, "limits")
@@ -869,14 +869,14 @@ class Compiling:
         source: Literal["cuda", "replayed"] = "cuda",
     ) -> None:
         def at(sizes: Mapping[str, int]) -> Future[Compiled]:
-            return submit(lambda: compile_job(kernel, config, problem.dtype, device.architecture, sizes))
+            return submit(lambda: compile_job(kernel, config, problem.at(sizes), device.architecture))
 
         self._kernel, self._problem, self._device, self._source = kernel, problem, device, source
         self._trial: Trial | None = None
         self.config = config
         self.row = 0
         self.main = at(problem.sizes)
-        valid = [one for one in other_sizes if not check_config(kernel.spec, config, one, device, problem.dtype)]
+        valid = [one for one in other_sizes if not check_config(kernel.spec, config, problem.at(one), device)]
         self.others = [(sizes, at(sizes)) for sizes in valid]
 
     @property
@@ -896,7 +896,7 @@ class Compiling:
                 if compiled.cubin is not None and (found := other.result()).cubin is None:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
-            plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem.sizes, self._device)
+            plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem, self._device)
             trial = gated_trial(self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device)
             self._trial = replace(trial, source=self._source)
         return self._trial
@@ -1086,9 +1086,8 @@ class Pipeline:
 
     def _launch_of(self, trial: Trial) -> tuple[str, LaunchPlan, LaunchData]:
         """Return all that distinguishes the launch of one configuration from that of another."""
-        spec, at = self.kernel.spec, (trial.config, self.problem.sizes, self.backend.device)
-        names = known_names(spec, *at)
-        return trial.cubin_hash, LaunchPlan.of(spec, *at), LaunchData.of(spec, self.problem.dtype, names)
+        at = self.kernel.spec, trial.config, self.problem, self.backend.device
+        return trial.cubin_hash, LaunchPlan.of(*at), LaunchData.of(*at)
 
 
 def gated_trial(

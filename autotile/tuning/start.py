@@ -91,7 +91,7 @@ class Scorer:
     def __init__(self, spec: KernelSpec, problem: Problem, objective: Objective | None) -> None:
         self._metrics = spec.metrics
         self._names = spec.score_kinds.keys()
-        self._sizes = problem.sizes
+        self._of_problem = problem.names
         self._objective = objective
         used = set(objective.expression.names) if objective is not None else set()
         for name, metric in reversed([*spec.metrics.items()]):
@@ -157,7 +157,7 @@ class Scorer:
 
     def _environment(self, trial: Trial, time_us: float) -> dict[str, Any]:
         """Return the value of every name that is known of a trial."""
-        names: dict[str, Any] = {**self._sizes, "time_us": time_us}
+        names: dict[str, Any] = {**self._of_problem, "time_us": time_us}
         names |= {
             name: value if isinstance(value, float) else int(value)
             for name, value in trial.config.items()
@@ -303,16 +303,16 @@ class SearchPlan:
             named += [config for _, config in fastest[:_BEST_OF_EACH]]
         outside = (config for config in named if space.row_of(config) is None)
         # with those that only the heuristics of the space exclude, not a rule or a limit
-        of = problem.sizes, device, problem.dtype
-        self.space = space = space.including(config for config in outside if not check_config(spec, config, *of))
+        valid = (config for config in outside if not check_config(spec, config, problem, device))
+        self.space = space = space.including(valid)
         available = backend.available_rows(space)
         masks = [available] if available is not None else []
         if options.only is not None:
             wanted = np.zeros(len(space), dtype=np.bool_)
             wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
             masks.append(wanted)
-        valid = replace(spec, heuristics=())  # a configuration must be correct there, not fast
-        at_sizes = (feasible_space(valid, sizes, device, problem.dtype) for sizes in options.verify_sizes)
+        lenient = replace(spec, heuristics=())  # a configuration must be correct there, not fast
+        at_sizes = (feasible_space(lenient, problem.at(sizes), device) for sizes in options.verify_sizes)
         masks += [space.rows_in(other) for other in at_sizes]
         self._available = np.logical_and.reduce(masks) if masks else None
         """Mask over the rows that the backend can run, the user allows, and all problems to verify permit."""
@@ -349,7 +349,7 @@ class SearchPlan:
 
     def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
         """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""
-        found = estimate_times(self._spec, self._problem.sizes, self._device, space, self._problem.dtype)
+        found = estimate_times(self._spec, self._problem, self._device, space)
         return found.time_us if found is not None else None
 
 

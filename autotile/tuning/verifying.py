@@ -165,7 +165,7 @@ def judge(
             raise InputError("a candidate must run on a GPU, and launches are replayed here")
         check_memory(kernel.spec, problem, backend.device)
         for config, what in zip(configs, ("the candidate", "the winner"), strict=True):
-            if reason := check_config(kernel.spec, config, problem.sizes, backend.device, problem.dtype):
+            if reason := check_config(kernel.spec, config, problem, backend.device):
                 raise InputError(f"{what} cannot be launched: {reason}")
         compile_pool = stack.enter_context(closing(CompilePool(settings, _WORKERS, options.compile_deadline_s)))
         ours, theirs = (
@@ -173,7 +173,7 @@ def judge(
             for each in (candidate, kernel)
         )
         if kernel.spec.reference.is_agreement:
-            space = feasible_space(kernel.spec, problem.sizes, backend.device, problem.dtype)
+            space = feasible_space(kernel.spec, problem, backend.device)
             rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
             default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
             tried = [configs[1], *default, *map(space.config, rows)]  # those of rows are from all parts of the space

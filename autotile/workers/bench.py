@@ -38,7 +38,16 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import canonical_json, convert, to_fields
-from autotile.core.model import OUTPUT_DIGEST, STEP_TIME, VARYING_OUTPUTS, Config, Measurement, Outcome, config_text
+from autotile.core.model import (
+    OUTPUT_DIGEST,
+    STEP_TIME,
+    VARYING_OUTPUTS,
+    Config,
+    Measurement,
+    Outcome,
+    Problem,
+    config_text,
+)
 from autotile.core.statistics import discard_reason
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.expected_outputs import ExpectedOutputs
@@ -378,7 +387,6 @@ class _LoadedKernel:
             )
         self.references = ExpectedOutputs(
             self.spec,
-            workload.dtype,
             self.support,
             device=self.device,
             cache=cache,
@@ -417,13 +425,13 @@ class LaidOut:
         self._kernel = kernel
         self._spec, self.device, self.timer = kernel.spec, kernel.device, kernel.timer
         self.device_index = workload.device_index
-        self._dtype = workload.dtype
         self._captured, self._capture_folder = workload.captured, workload.capture_folder
         self._made = made
-        self._tuned = self._instances(workload.sizes, check=False)
-        ragged = ragged_problem(self._spec, workload.sizes, workload.dtype)
+        problem = self._spec.at(workload.sizes, workload.dtype)
+        self._tuned = self._instances(problem, check=False)
+        ragged = ragged_problem(self._spec, problem)
         self._ragged = self._instances(ragged, check=True) if ragged is not None else None
-        others = [self._instances(sizes, check=True) for sizes in workload.verify_sizes]
+        others = [self._instances(problem.at(sizes), check=True) for sizes in workload.verify_sizes]
         self._all = [one for one in (self._ragged, self._tuned, *others) if one is not None]
         self.fresh = True
         """Whether no candidate has run yet."""
@@ -442,9 +450,7 @@ class LaidOut:
         """Make what most candidates need now, so that an error of the problem is reported before any is run."""
         default = self._spec.default
         for instances in self._all:
-            if not self._spec.shaping or not check_config(
-                self._spec, default, instances.sizes, self.device, self._dtype
-            ):
+            if not self._spec.shaping or not check_config(self._spec, default, instances.problem, self.device):
                 instances.of(default)
 
     def is_reusable(self) -> bool:
@@ -591,14 +597,13 @@ class LaidOut:
         instance = bound.instance
         return _Runnable(launch, partial(instance.prepare, bound), partial(_timed_verdict, bound))
 
-    def _instances(self, sizes: Mapping[str, int], *, check: bool) -> Instances:
+    def _instances(self, problem: Problem, *, check: bool) -> Instances:
         kernel = self._kernel
 
-        def make(names: Mapping[str, int]) -> ProblemInstance:
+        def make(shaped: Problem) -> ProblemInstance:
             made = ProblemInstance(
                 self._spec,
-                names,
-                self._dtype,
+                shaped,
                 kernel.support,
                 check=check,
                 references=kernel.references,
@@ -608,13 +613,13 @@ class LaidOut:
                 self._made.append(made)
             return made
 
-        return Instances(self._spec, sizes, make, MEMORY_SHARE * self.device.memory_bytes)
+        return Instances(self._spec, problem, make, MEMORY_SHARE * self.device.memory_bytes)
 
     def _verify_once(self, functions: SizedFunctions, candidate: Candidate) -> Verdict:
         """Verify at the tuned sizes, and before at the others, repeatedly, unless the same code was verified there."""
         others = [one for one in self._all if one is not self._tuned]
         code = canonical_json(
-            [candidate.cubin_path, [one.cubin_path for one in candidate.others], [one.sizes for one in others]]
+            [candidate.cubin_path, [one.cubin_path for one in candidate.others], [one.problem.sizes for one in others]]
         )
         verdict = self._kernel.checked.get(code)
         if verdict is None:
@@ -631,7 +636,7 @@ class LaidOut:
         """
         functions, config, verdict = self._kernel.load(candidate, keep=True), candidate.config, Verdict(Outcome.OK)
         for instances in [self._tuned] if at is None else at:
-            if check_config(self._spec, config, instances.sizes, self.device, self._dtype):
+            if check_config(self._spec, config, instances.problem, self.device):
                 continue
             instance = instances.of(config)
             seeds: tuple[int, ...] = (0, SECOND_SEED)
@@ -662,14 +667,14 @@ class LaidOut:
         """Verify at some sizes; None for the ragged ones if the rules allow them, the tuned and the extra ones."""
         max_error = 0.0
         for instances in self._all if at is None else at:
-            broken_rule = check_config(self._spec, config, instances.sizes, self.device, self._dtype)
+            broken_rule = check_config(self._spec, config, instances.problem, self.device)
             if broken_rule and instances is self._ragged:
                 continue
             if broken_rule:
-                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.sizes)}")
+                return Verdict(Outcome.INFEASIBLE, f"{broken_rule} at {config_text(instances.problem.sizes)}")
             instance = instances.of(config)
             bound = instance.bind(config, self.device)
-            launch = _launch_sequence(functions.at(instances.sizes), bound)
+            launch = _launch_sequence(functions.at(instances.problem.sizes), bound)
             self.fresh = False
             if as_measured:
                 self.timer.samples(launch, 1, partial(instance.prepare, bound), repeats=False)

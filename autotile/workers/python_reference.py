@@ -28,6 +28,7 @@ import numpy as np
 
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.dtypes import DTYPES
+from autotile.core.model import Problem
 from autotile.core.text import shown_text, sizes_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
@@ -205,14 +206,16 @@ class ExpectedFolder:
         function = self._spec.reference.function
         place = f"{self._spec.source}: [reference] function {function} at {sizes_text(inputs.sizes)}"
         library: Any = load_cupy() if self._function.library == "cupy" else np
-        maker = input_maker(self._spec, inputs.sizes, self._dtype, seed=inputs.seed, check=inputs.check)
+        problem = self._spec.at(inputs.sizes, self._dtype)
+        maker = input_maker(self._spec, problem, seed=inputs.seed, check=inputs.check)
         values: dict[str, Any] = {}
         for buffer in self._spec.buffers:
             if buffer.is_read:
                 kind = DTYPES[buffer.element_type(self._dtype, inputs.sizes)]
                 stored = maker(buffer.name)
                 values[buffer.name] = library.asarray(stored if kind.component.is_integer else kind.decode(stored))
-        scalars = {s.name: s.given(inputs.sizes, check=inputs.check) for s in self._spec.scalars if s.is_operand}
+        names = problem.names
+        scalars = {s.name: s.given(names, check=inputs.check) for s in self._spec.scalars if s.is_operand}
         unchecked = self._spec.reference.unchecked
         written = [buffer for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]
         try:
@@ -223,7 +226,7 @@ class ExpectedFolder:
                 array = np.asarray(found.get() if hasattr(found, "__cuda_array_interface__") else found)
                 if array.dtype.kind in "fc" and array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
                     array = array.astype(np.float64 if array.dtype.kind == "f" else np.complex128)
-                shape = buffer.array_shape(inputs.sizes)
+                shape = buffer.array_shape(names)
                 if array.shape != shape or array.dtype.kind not in "biufc":
                     raise InputError(
                         f"it returns an array of shape {array.shape} and type {array.dtype} for {buffer.name}, "
@@ -241,8 +244,8 @@ class ExpectedFolder:
             raise InputError(f"{place} raises {_described(error)}") from None
 
 
-def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return sizes with each combination of the parameters that shapes and references depend on.
+def shaped_problems(spec: KernelSpec, problem: Problem) -> list[dict[str, int]]:
+    """Return the sizes of a problem with each combination of the parameters that shapes and references depend on.
 
     Combinations that give no shape are left out; no configuration runs with them. Too many are an `InputError`.
     """
@@ -252,8 +255,9 @@ def shaped_problems(spec: KernelSpec, sizes: Mapping[str, int]) -> list[dict[str
             f"{spec.source}: shapes depend on {', '.join(spec.shaping)}, in more than {_MAX_SHAPES} combinations, and "
             "the function would be called for each; use expressions or a reference kernel"
         )
-    found = [{**sizes, **dict(zip(spec.shaping, map(int, row), strict=True))} for row in itertools.product(*values)]
-    return [names for names in found if all(min(b.extents(names)) > 0 for b in spec.buffers)]
+    rows = (zip(spec.shaping, map(int, row), strict=True) for row in itertools.product(*values))
+    found = [{**problem.sizes, **dict(row)} for row in rows]
+    return [one for one in found if all(min(b.extents(problem.at(one).names)) > 0 for b in spec.buffers)]
 
 
 _MAX_SHAPES = 64

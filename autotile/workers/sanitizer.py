@@ -33,7 +33,7 @@ from autotile.cuda.packing import pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, ToolchainError
 from autotile.kernel.inputs import input_maker, missing_input, with_captured_call
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
 from autotile.kernel.parser import parse_spec
 from autotile.settings import toolkit_folders, worker_environment
 from autotile.space.limits import check_config
@@ -267,19 +267,21 @@ def launch_at_all_sizes(workload: Workload, candidate: Candidate, notify: Callab
     cupy.cuda.set_allocator(None)  # no pool
     device = live_device(workload.device_index)
     loaded_functions = loaded(candidate, spec)
-    ragged = spec.ragged_sizes(workload.sizes)
-    others = [*([] if missing_input(spec, ragged, dtype) else [ragged]), *workload.verify_sizes]
-    problems = [(sizes, True) for sizes in others if not check_config(spec, config, sizes, device, dtype)]
-    for sizes, check in (*problems, (workload.sizes, False)):
-        functions = loaded_functions.at(sizes)
-        plan = LaunchPlan.of(spec, config, sizes, device)
-        data = LaunchData.of(spec, dtype, known_names(spec, config, sizes, device))
-        shaped = spec.shaped_sizes(sizes, config)
-        inputs = input_maker(spec, shaped, dtype, check=check)
+    tuned = spec.at(workload.sizes, dtype)
+    ragged = tuned.at(spec.ragged_sizes(tuned.sizes))
+    others = [*([] if missing_input(spec, ragged) else [ragged]), *map(tuned.at, workload.verify_sizes)]
+    problems = [(problem, True) for problem in others if not check_config(spec, config, problem, device)]
+    for problem, check in (*problems, (tuned, False)):
+        functions = loaded_functions.at(problem.sizes)
+        plan = LaunchPlan.of(spec, config, problem, device)
+        data = LaunchData.of(spec, config, problem, device)
+        shaped = spec.shaped(problem, config)
+        names = shaped.names
+        inputs = input_maker(spec, shaped, check=check)
         buffers = {}
         for buffer in spec.buffers:
-            storage = DTYPES[buffer.element_type(dtype, shaped)].storage
-            buffers[buffer.name] = cupy.ndarray(buffer.array_shape(shaped), storage)
+            storage = DTYPES[buffer.element_type(dtype, names)].storage
+            buffers[buffer.name] = cupy.ndarray(buffer.array_shape(names), storage)
             if buffer.is_initialized:
                 buffers[buffer.name].set(inputs(buffer.name))
         workspaces = {}
@@ -288,10 +290,10 @@ def launch_at_all_sizes(workload: Workload, candidate: Candidate, notify: Callab
                 make, kind = cupy.zeros if workspace.zeroed else cupy.ndarray, DTYPES[workspace.dtype]
                 workspaces[workspace.name] = make(kind.array_shape(workspace.shape), kind.storage)
         addresses = {name: array.data.ptr for name, array in {**buffers, **workspaces}.items()}
-        scalars = problem_scalars(spec, sizes, dtype, check=check)
+        scalars = problem_scalars(spec, problem, check=check)
         arguments = pack_launches(spec, plan, data, dtype, addresses=addresses, scalars=scalars)
-        copy_constants(constant_copies(spec, functions.module, sizes, dtype), addresses, 0)
-        notify("at", sizes_text(sizes))
+        copy_constants(constant_copies(spec, functions.module, shaped), addresses, 0)
+        notify("at", sizes_text(problem.sizes))
         LaunchSequence(functions, plan, arguments)()
         cupy.cuda.runtime.deviceSynchronize()
 

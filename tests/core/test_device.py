@@ -18,7 +18,7 @@ from autotile.core.ceilings import (
 )
 from autotile.core.device import (
     _CAPABILITIES,
-    CapabilityLimits,
+    DeviceProperties,
     _files,
     device_profile,
     limits_for,
@@ -29,6 +29,9 @@ from autotile.core.documents import convert, decode_json, encode_json
 from autotile.errors import DataError, InputError
 
 PROFILE = _files()["h200"].read_text()
+FIELDS = DeviceProperties.__struct_fields__
+SHARED = {*FIELDS[: FIELDS.index("name")]}
+"""Figures of all devices of a compute capability."""
 
 
 class TestProfiles:
@@ -98,8 +101,8 @@ class TestProfiles:
         assert limits_for(unknown) == limits_for(known)
 
     def test_capabilities_that_differ_in_one_figure_and_what_is_none(self):
-        assert [limits_for(name).max_blocks_per_sm for name in ("8.6", "8.9")] == [16, 24]
-        assert [limits_for(name).smem_unit_bytes for name in ("7.5", "8.0")] == [256, 128]
+        assert [limits_for(name)["max_blocks_per_sm"] for name in ("8.6", "8.9")] == [16, 24]
+        assert [limits_for(name)["smem_unit_bytes"] for name in ("7.5", "8.0")] == [256, 128]
         assert limits_for("12.0") == limits_for("8.9")
         for text in ("sm_90", "9", "", "9.0a"):
             with pytest.raises(InputError, match=re.escape(f"{text!r}: expected major and minor")):
@@ -134,11 +137,11 @@ class TestProfiles:
         for number, (capability, row) in enumerate(rows.items()):
             names = {"name", "compute_capability"} if path is not _CAPABILITIES else set()
             figures = {name: figure for name, figure in row.items() if name not in names}
-            assert figures.keys() <= ({*CapabilityLimits.__struct_fields__, "like"} if capability else chip)
+            assert figures.keys() <= ({*SHARED, "like"} if capability else chip)
             assert all(figure.keys() == {"value", "source"} for figure in figures.values())
             assert {figure["source"] for figure in figures.values()} <= sources.keys()
             assert row.get("like", {"value": None})["value"] in [None, *list(rows)[:number]]  # a row above
-            assert not capability or limits_for(capability)
+            assert not capability or limits_for(capability).keys() == SHARED
 
 
 def named(name: str, value: float, half: float = 0.0) -> DeviceCeilings:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from autotile.core.device import device_profile, profile_names
 from autotile.core.documents import convert, to_fields
-from autotile.core.model import Outcome, Resources
+from autotile.core.model import Outcome, Problem, Resources
 from autotile.cuda import compiler, headers, toolchain
 from autotile.cuda.ceiling_kernels import ceiling_job
 from autotile.cuda.compiler import (
@@ -141,7 +141,8 @@ class TestCompiling:
 
     def test_macros(self):
         config = {"BM": 64, "GUARDED": True, "MODE": "direct"}
-        job = compile_job(load_kernel("matmul_naive"), config, "bfloat16", "sm_80", {"M": 1, "N": 1, "K": 1})
+        problem = Problem("matmul_naive", {"M": 1, "N": 1, "K": 1}, "bfloat16")
+        job = compile_job(load_kernel("matmul_naive"), config, problem, "sm_80")
         assert job.options == ("-DBM=64", "-DGUARDED=1", "-DMODE=direct", "-DDTYPE=__nv_bfloat16")
         assert job.architecture == "sm_80"
 
@@ -149,7 +150,7 @@ class TestCompiling:
     def test_a_default_compiles_for_the_architecture_of_every_profile(self, architecture):
         """The code is for that architecture, and needs what the search space declares; others were dropped by NVRTC."""
         kernel = load_kernel("sgemm_2d")
-        job = compile_job(kernel, kernel.spec.default, "float32", architecture)
+        job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), architecture)
         if is_below(capability_of(architecture), OLDEST_OF_NVRTC[nvrtc_version().partition(".")[0]]):
             with pytest.raises(ToolchainError, match=rf"refuses an option for {architecture}"):
                 compile_cubin(job)
@@ -244,11 +245,11 @@ ptxas info    : Used 12 registers, used 0 barriers
         kernel = load_kernel(str(tmp_path / "softmax.toml"))
         assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z", "N"}
         assert kernel.spec.compiled_names == ("N",)
-        job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
+        job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
         assert job.options == ("-DUNROLL=2", "-DDTYPE=float")
         (function,) = compile_cubin(job).functions.values()
         assert function.symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
-        other = compile_job(kernel, {**kernel.spec.default, "BLOCK": 64}, "float32", "sm_90", {"N": 8})
+        other = compile_job(kernel, {**kernel.spec.default, "BLOCK": 64}, kernel.spec.at({"N": 8}), "sm_90")
         assert compile_cubin(other).functions[kernel.spec.entry].symbol == "_Z7softmaxILi64EjLb0ELi3EEvPf"
         assert other.key != job.key
 
@@ -259,7 +260,7 @@ ptxas info    : Used 12 registers, used 0 barriers
             TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
         )
         kernel = load_kernel(str(tmp_path / "softmax.toml"))
-        job = compile_job(kernel, kernel.spec.default, "float32", "sm_90")
+        job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
         assert job.options == ("-DDTYPE=float",)
         assert compile_cubin(job).functions[job.entry].symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
 
@@ -490,9 +491,10 @@ TRANSPOSE = ROOT / "examples" / "transpose_tma" / "transpose_tma.toml"
 class TestFeatures:
     def test_flags_are_macros_and_part_of_the_cubins_key(self, tmp_path):
         kernel = load_kernel(str(write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)))
-        plain = compile_job(kernel, kernel.spec.default, "float16", "sm_90")
+        plain = compile_job(kernel, kernel.spec.default, kernel.spec.at(dtype="float16"), "sm_90")
         assert plain.options[-4:] == ("-DTRANS_A=0", "-DTRANS_B=0", "-DOUT_FP32=0", "-DDTYPE=__half")
-        turned = compile_job(kernel, kernel.spec.default, "float16", "sm_90", {**kernel.spec.sizes, "TRANS_B": 1})
+        problem = kernel.spec.at({**kernel.spec.sizes, "TRANS_B": 1}, "float16")
+        turned = compile_job(kernel, kernel.spec.default, problem, "sm_90")
         assert "-DTRANS_B=1" in turned.options
         assert turned.key != plain.key
         assert compile_cubin(turned).cubin != compile_cubin(plain).cubin
@@ -500,7 +502,7 @@ class TestFeatures:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_the_target_is_the_kernels_own(self, tmp_path, dtype):
         kernel = load_kernel(str(write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)))
-        job = compile_job(kernel, {"THREADS": 64, "CLUSTER": 8, "WHOLE": True}, dtype, "sm_90")
+        job = compile_job(kernel, {"THREADS": 64, "CLUSTER": 8, "WHOLE": True}, kernel.spec.at(dtype=dtype), "sm_90")
         assert job.architecture == "sm_90a"
         assert compile_cubin(job).resources.static_smem_bytes == 256
 

@@ -30,7 +30,7 @@ from autotile.errors import ArgumentError
 from autotile.kernel.arguments import BufferArgument, ElementType, ScalarArgument, decode_scalar, encode_scalar
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
+from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.serving.choice import KernelCode
 from autotile.serving.launching import CallArguments
@@ -64,10 +64,10 @@ def call_arguments(kernel: Kernel, config: Any, dtype: str) -> CallArguments:
 class TestSteps:
     def test_one_cubin_holds_every_step_and_a_fault_names_its_own(self, kernel):
         spec = kernel.spec
-        compiled = compile_cubin(compile_job(kernel, spec.default, "float32", "sm_90"))
+        compiled = compile_cubin(compile_job(kernel, spec.default, kernel.spec.at(), "sm_90"))
         assert tuple(compiled.functions) == spec.entries
         functions = dict(compiled.functions)
-        plan = LaunchPlan.of(spec, spec.default, spec.sizes, H200)
+        plan = LaunchPlan.of(spec, spec.default, spec.at(), H200)
         steps = compiled_steps(spec, plan, functions, H200)
         assert [step.fault for step in steps] == [""] * len(plan.steps)
         assert steps[0].geometry == plan.main.geometry
@@ -131,7 +131,7 @@ class TestSteps:
         kernel = load_kernel("gemm_wgmma_padded")
         spec, arguments = kernel.spec, call_arguments(kernel, kernel.spec.default, "float16")
         monkeypatch.setattr(packing, "encode_tensor_map", lambda _, pointer: np.full(16, pointer, np.uint64))
-        named = LaunchData.of(spec, "float16", known_names(spec, spec.default, spec.sizes, H200)).workspaces
+        named = LaunchData.of(spec, spec.default, spec.at(dtype="float16"), H200).workspaces
         workspaces = {workspace.name: 256 * index for index, workspace in enumerate(named, 1)}
         values = arguments.pack({"A": 2, "B": 4, "C": 6}, {}, workspaces)
         block = ParameterBlock(values, spare_words=3)

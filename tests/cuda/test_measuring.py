@@ -437,7 +437,7 @@ def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatc
     monkeypatch.setattr(expected_outputs, "ReferenceSolution", Solution)
     spec = parse_spec(SGEMM, "sgemm.toml")
     support: Any = None
-    found = ExpectedOutputs(spec, "float32", support).compute(spec.sizes, {}, {}, seed=0, check=False)
+    found = ExpectedOutputs(spec, support).compute(spec.at(), {}, {}, seed=0, check=False)
     assert found == dict.fromkeys(spec.reference.outputs, "values")
     assert alive == [None]
 
@@ -464,5 +464,5 @@ class TestAgreement:
         keys = set()
         for value in parameter.values:
             config = {**spec.default, parameter.name: value}
-            keys.add(launch_key(spec, config, LaunchPlan.of(spec, config, spec.sizes, device)))
+            keys.add(launch_key(spec, config, LaunchPlan.of(spec, config, spec.at(), device)))
         assert len(keys) > 1

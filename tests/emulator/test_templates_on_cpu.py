@@ -59,7 +59,7 @@ class CpuKernel:
 
         An `AssertionError`: it accessed memory beyond a buffer, read a misaligned vector or overflowed an integer.
         """
-        geometry = launch_geometry(self._spec, self._config, sizes, device)
+        geometry = launch_geometry(self._spec, self._config, self._spec.at(sizes), device)
         buffers = {b.name: np.asarray(values[b.name]) for b in self._spec.buffers}
         files = {name: self._folder / f"{name}.bin" for name in buffers}
         for name, file in files.items():
@@ -125,7 +125,7 @@ def launcher(tmp_path_factory):
 def checked(kernel: Kernel, overrides: Config, sizes: Sizes, launcher: Path, folder: Path) -> CpuKernel:
     """Compile the default configuration of a kernel with some values replaced, which is valid at these sizes."""
     config = {**kernel.spec.default, **overrides}
-    assert check_config(kernel.spec, config, sizes, H200) == ""
+    assert check_config(kernel.spec, config, kernel.spec.at(sizes), H200) == ""
     return CpuKernel(kernel, config, launcher, folder)
 
 

@@ -183,7 +183,7 @@ def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: 
     chosen = random.Random(seed)
     found = []
     for number, one in enumerate(sizes):
-        space = feasible_space(kernel.spec, one, device)
+        space = feasible_space(kernel.spec, kernel.spec.at(one), device)
         config = space.config(chosen.randrange(len(space)))
         key = key_of(kernel, resolve_problem(kernel.spec, one), device, nvrtc_version="13.0", l2_mode="cold")
         tuned_at = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(hours=number)
@@ -253,7 +253,8 @@ def test_the_rule_of_a_family_is_the_same_tree(tmp_path):
     asked, rules = list(some), []
     for n, feature in zip(SIZES, FEATURES, strict=True):  # each in a family of its own
         these = [{"M": chosen.choice(SIZES), "N": n, "K": chosen.choice(SIZES)} for _ in range(25)]
-        traits = Traits.of(kernel.spec, here, list(configs.values())[:3], [2, 2, 2], these)
+        problems = [kernel.spec.at(sizes) for sizes in these]
+        traits = Traits.of(kernel.spec, here, list(configs.values())[:3], [2, 2, 2], problems)
         rule = rule_of(list(configs.values())[:3], n, feature, float(np.median(traits.column(feature))))
         rules.append(StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC)))
         asked += these
@@ -291,8 +292,9 @@ int main() {
     for (int axis = 0; axis < 3; ++axis) device.max_block[axis] = device.max_grid[axis] = 1024;
     const kernel::Sizes sizes{1000, 512, 256, 3, 1};
     const kernel::Choice choice = kernel::choose(sizes, device);
+    const kernel::Launch launch = kernel::launch_of(kernel::configs[0], sizes, device);
     std::cout << choice.cubin->file << ' ' << kernel::Arguments{}.alpha << ' '
-              << kernel::launch_of(kernel::configs[0], sizes, device).grid[2] << '\\n';
+              << launch.grid[2] << ' ' << launch.dynamic_smem_bytes << '\\n';
     const auto lacks = [&](const kernel::Sizes& asked) { return kernel::choose(asked, device).cubin == nullptr; };
     std::cout << lacks({1000, 512, 257, 3, 1}) << ' ' << lacks({1000, 512, 256, 1LL << 32, 1}) << ' ';
     std::cout << lacks({1030, 512, 256, 3, 1}) << ' ' << lacks(sizes) << ' ';
@@ -300,7 +302,7 @@ int main() {
     std::cout << lacks(sizes) << '\\n';
 }
 """
-    assert run(compile_program(source, tmp_path)) == ["1.cubin 16256 3", "1 1 1 0 1"]
+    assert run(compile_program(source, tmp_path)) == ["1.cubin 16256 3 8192", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
 
@@ -328,7 +330,7 @@ dtypes = ["float16", "bfloat16"]
 block = ["128"]
 grid = ["ceil_div(M, BM)", "ceil_div(N, BM)", "min(BATCH, device.sm_count)"]
 cluster = [2]
-dynamic_smem_bytes = "4 * BM * 64"
+dynamic_smem_bytes = "dtype_bytes * BM * 64"
 
 [arguments]
 A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in", pass = false }

@@ -44,7 +44,7 @@ class SyntheticGpu:
     @classmethod
     def make(cls, seed: int, count: int = 40, noise: float = 0.005) -> SyntheticGpu:
         rng = np.random.default_rng(seed)
-        space = feasible_space(SPEC, {"M": 4096, "N": 4096, "K": 4096}, DEVICE)
+        space = feasible_space(SPEC, SPEC.at({"M": 4096, "N": 4096, "K": 4096}), DEVICE)
         configs = [space.config(int(row)) for row in rng.choice(len(space), 2 * count, replace=False)]
         resident = np.array([_blocks_per_sm(config) for config in configs])
         kept = np.flatnonzero(resident)[:count]
@@ -65,7 +65,8 @@ class SyntheticGpu:
         return found if rng is None else found * (1 + self.noise * rng.standard_normal(len(found)))
 
     def traits(self, problems: list[dict[str, int]]) -> Traits:
-        return Traits.of(SPEC, DEVICE, self.configs, [int(blocks) for blocks in self.blocks_per_sm], problems)
+        of = SPEC, DEVICE, self.configs, [int(blocks) for blocks in self.blocks_per_sm]
+        return Traits.of(*of, [SPEC.at(sizes) for sizes in problems])
 
     def measured(
         self, words: list[str], points: int, seed: int = 0
@@ -75,7 +76,7 @@ class SyntheticGpu:
         rng = np.random.default_rng(seed)
         times_us = np.array([self.times_us(sizes, rng) for sizes in chosen])
         proposed_by = times_us <= np.sort(times_us, axis=1)[:, 1:2]
-        valid = meet_rules(SPEC, DEVICE, self.configs, members)
+        valid = meet_rules(SPEC, DEVICE, self.configs, [SPEC.at(sizes) for sizes in members])
         return family, chosen, TrainingData(times_us, proposed_by, self.traits(chosen), self.traits(members), valid)
 
     def served(self, learned: LearnedRule, problems: list[dict[str, int]]) -> list[int]:
@@ -100,7 +101,7 @@ def _selected(words: tuple[str, ...], points: int) -> tuple[Family, list[dict[st
 
 
 def _blocks_per_sm(config: Mapping[str, Value]) -> int:
-    names = {**fixed_names(SPEC, {"M": 1, "N": 1, "K": 1}, DEVICE), **config}
+    names = {**fixed_names(SPEC, SPEC.at({"M": 1, "N": 1, "K": 1}), DEVICE), **config}
     launch = SPEC.steps[0].launch
     threads = int(launch.block[0].evaluate(names))
     registers = min(int(launch.min_registers.evaluate(names)) + 24, 255)

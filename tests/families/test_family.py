@@ -130,8 +130,9 @@ class TestSelectPoints:
 
 
 SIZES = [{"M": 4096, "N": 4096, "K": 1024}, {"M": 129, "N": 1999, "K": 7}]
+PROBLEMS = [SPEC.at(sizes) for sizes in SIZES]
 WIDE, NARROW = SPEC.default | {"BM": 256, "BN": 128}, SPEC.default | {"BM": 64, "BN": 64, "TM": 4, "TN": 4}
-TRAITS = Traits.of(SPEC, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
+TRAITS = Traits.of(SPEC, DEVICE, [WIDE, NARROW], [1, 4], PROBLEMS)
 
 
 def with_grid(grid: str) -> KernelSpec:
@@ -151,7 +152,7 @@ def test_sizes_and_work_and_blocks_that_agree_with_the_launch():
     flops, moved = 2 * 4096 * 4096 * 1024, 4 * (4096 * 1024 + 1024 * 4096 + 4096 * 4096)
     assert value(Feature("intensity"))[0] == pytest.approx(flops / moved)
     for number, config in enumerate((WIDE, NARROW)):
-        blocks = [launch_geometry(SPEC, config, sizes, DEVICE).blocks for sizes in SIZES]
+        blocks = [launch_geometry(SPEC, config, problem, DEVICE).blocks for problem in PROBLEMS]
         assert value(Feature("blocks", config=number)) == blocks
     assert value(Feature("waves", config=1)) == [64 * 64 / (4 * 132), 3 * 32 / (4 * 132)]
     wide, narrow = [np.ceil(16 * 32 / 132), np.ceil(1 * 16 / 132)], [np.ceil(64 * 64 / 132), np.ceil(3 * 32 / 132)]
@@ -161,16 +162,16 @@ def test_sizes_and_work_and_blocks_that_agree_with_the_launch():
 
 def test_of_persistent_kernels_the_tiles_are_counted_and_not_the_blocks_that_take_them():
     spec = with_grid("min(device.sm_count, ceil_div(M, BM) * ceil_div(N, BN))")
-    persistent = Traits.of(spec, DEVICE, [WIDE, NARROW], [1, 4], SIZES)
+    persistent = Traits.of(spec, DEVICE, [WIDE, NARROW], [1, 4], PROBLEMS)
     assert persistent.blocks.tolist() == TRAITS.blocks.tolist()
     assert persistent.tile.tolist() == TRAITS.tile.tolist() == [256 * 128, 64 * 64]
 
 
 def test_rules_are_evaluated_for_many_problems_as_for_one():
-    kept = enumerate_space(SPEC, SIZES[0], DEVICE)
+    kept = enumerate_space(SPEC, PROBLEMS[0], DEVICE)
     broken = SPEC.default | {"BM": 256, "BN": 32}
     assert kept.row_of(broken) is None
-    assert features.meet_rules(SPEC, DEVICE, [SPEC.default, broken], SIZES).tolist() == [[True, False]] * 2
+    assert features.meet_rules(SPEC, DEVICE, [SPEC.default, broken], PROBLEMS).tolist() == [[True, False]] * 2
 
 
 def test_features_read_back():
@@ -194,7 +195,7 @@ SIZE = st.integers(1, 20_000)
 def _tilings(name: str, transposed: int) -> tuple[KernelSpec, dict[str, int], Tilings]:
     spec = load_kernel(name).spec
     flags = {flag: transposed if flag == "TRANS_B" else 0 for flag in spec.flags}
-    return spec, flags, Tilings(spec, DEVICE, [spec.default], [None], flags)
+    return spec, flags, Tilings(spec, DEVICE, [spec.default], [None], spec.at({**spec.sizes, **flags}))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -204,17 +205,17 @@ def test_a_tiling_gives_the_blocks_of_the_grid(name, m, n, k, transposed):
     spec, flags, found = _tilings(name, transposed)
     sizes = {**spec.sizes, **flags, "M": m, "N": n, "K": k}
     counts = [math.ceil(sizes[size] / tile) for size, tile in zip(found.names, found.tiles[0], strict=True)]
-    geometry = launch_geometry(spec, spec.default, sizes, MANY_SMS)
+    geometry = launch_geometry(spec, spec.default, spec.at(sizes), MANY_SMS)
     assert not found.irregular
     assert math.prod(counts) * found.columns[0, 0] == geometry.blocks
 
 
 def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_on_has_no_tile():
     spec = with_grid("ceil_div(M, BM) + N")
-    assert Tilings(spec, DEVICE, [spec.default], [None], {}).irregular == [0]
-    assert features.blocks_at(spec, DEVICE, WIDE, {"M": 1000, "N": 8, "K": 1}) == 4 + 8
+    assert Tilings(spec, DEVICE, [spec.default], [None], spec.at()).irregular == [0]
+    assert features.blocks_at(spec, DEVICE, WIDE, spec.at({"M": 1000, "N": 8, "K": 1})) == 4 + 8
     for spec, n_tile, units in ((SPEC, 128, 1.0), (with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), 4, 3.0)):
-        found = Tilings(spec, DEVICE, [WIDE], [None], {})
+        found = Tilings(spec, DEVICE, [WIDE], [None], spec.at())
         assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": n_tile, "K": features.UNTILED}
         assert (found.columns[:, 0].tolist(), found.irregular) == ([units], [])
 

@@ -108,7 +108,9 @@ def test_the_first_of_one_is_the_first_of_many_and_all_are_valid(model):
         one, many = (_choose(model, sizes, libraries=("cublas",), count=count) for count in (1, 9))
         assert one == many[:1]
         for name, config in ((each.candidate.kernel, each.candidate.config) for each in many):
-            assert name == "cublas" or not check_config(SPECS[name], config, _kernels(sizes)[name], DEVICE, "float32")
+            assert name == "cublas" or not check_config(
+                SPECS[name], config, SPECS[name].at(_kernels(sizes)[name], "float32"), DEVICE
+            )
 
 
 def test_a_library_is_chosen_where_it_is_faster_and_may_be_used_and_listed_elsewhere(model):

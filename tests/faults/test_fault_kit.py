@@ -21,7 +21,7 @@ def kernel(tmp_path_factory):
 
 
 def configs_of(kernel: Kernel) -> list[Config]:
-    space = feasible_space(kernel.spec, kernel.spec.sizes, H200)
+    space = feasible_space(kernel.spec, kernel.spec.at(), H200)
     return [space.config(row) for row in range(len(space))]
 
 
@@ -34,10 +34,10 @@ def test_every_fault_is_in_the_space_once_and_expected_and_can_be_alone(kernel, 
 @pytest.mark.parametrize("fault", sorted(FAULTS.keys() - COMPILE_FAULTS))
 def test_faults_of_running_compile(kernel, fault):
     (config,) = [config for config in configs_of(kernel) if config["FAULT"] == fault]
-    assert compile_cubin(compile_job(kernel, config, "float32", "sm_90")).resources.spill_bytes == 0
+    assert compile_cubin(compile_job(kernel, config, kernel.spec.at(), "sm_90")).resources.spill_bytes == 0
 
 
 def test_declared_shared_memory_beyond_the_limit_is_seen_before_compiling(kernel):
     config: Config = {"THREADS": 128, "FAULT": "shared_memory_declared"}
-    reason = check_config(kernel.spec, config, kernel.spec.sizes, H200)
+    reason = check_config(kernel.spec, config, kernel.spec.at(), H200)
     assert reason.startswith("shared_memory: 0 bytes static and 233,472 dynamic, NVIDIA H200 allows")

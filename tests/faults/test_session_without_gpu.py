@@ -38,7 +38,7 @@ def _no_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("autotile.tuning.session"), "choose_backend", fake_backend)
     (timed := tmp_path / "timed").mkdir()
     kernel, settings = fault_kernel(timed, HEALTHY), Settings(str(timed / "x.db"), timed / "cache", 10**9, (), ())
-    job = compile_job(kernel, kernel.spec.default, kernel.spec.dtypes[0], "sm_90")
+    job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
     taken_s = timeit.timeit(lambda: compile_in_worker(job, settings, 300.0), number=1)  # as this machine is now
     for name in ("RUN_DEADLINE_S", "COMPILE_DEADLINE_S"):
         monkeypatch.setattr(f"faults.fault_session.{name}", max(3.0, 4 * taken_s))

@@ -23,7 +23,7 @@ from autotile.errors import ArgumentError, CompileError, ConfigError, InputError
 from autotile.kernel import arguments
 from autotile.kernel.arguments import ArgumentKind, ArgumentScope, StructArgument, TensorMap, Workspace, strides_bytes
 from autotile.kernel.inputs import make_input
-from autotile.kernel.launch import LaunchData, known_names, problem_scalars
+from autotile.kernel.launch import LaunchData, problem_scalars
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.sources import check_source
@@ -36,7 +36,7 @@ H200 = device_profile("h200")
 
 
 def data_of(spec: KernelSpec) -> LaunchData:
-    return LaunchData.of(spec, "float32", known_names(spec, spec.default, spec.sizes, H200))
+    return LaunchData.of(spec, spec.default, spec.at(), H200)
 
 
 def compiled(source: str) -> bytes:
@@ -57,7 +57,7 @@ class TestKinds:
             for seed in (3, 4)
         )
         assert len({space_hash(spec) for spec in (plain, first, second)}) == 3
-        assert len(feasible_space(first, first.sizes, H200)) == len(feasible_space(plain, plain.sizes, H200))
+        assert len(feasible_space(first, first.at(), H200)) == len(feasible_space(plain, plain.at(), H200))
         assert data_of(first) == LaunchData((), ())
         scalars = {"M": 1, "alpha": 1}
         with pytest.raises(AssertionError, match=r"SeedArgument\(name='seed', seed=3\)"):
@@ -108,7 +108,7 @@ class TestElementTypes:
             'bright = { scalar = "bool", value = true }',
             f'odd = {{ scalar = "int64", value = {2**53 + 1} }}',
         )
-        origin, factor, bright, odd = problem_scalars(spec, spec.sizes, "float32", check=False).values()
+        origin, factor, bright, odd = problem_scalars(spec, spec.at(), check=False).values()
         np.testing.assert_array_equal(origin, np.array([1, 2.5, -3], np.float32))
         assert (by_value(origin).dtype.itemsize, by_value(origin).shape) == (12, (1,))
         assert (factor, bright, odd) == (np.complex64(0.5 - 1j), np.bool_(True), 2**53 + 1)
@@ -190,7 +190,7 @@ class TestStructs:
             'w = { workspace = "float32", shape = ["BLOCK"], pass = false }',
             'p = { struct = { n = { scalar = "int32", value = "N" }, x = { pointer = "x" }, w = { pointer = "w" } } }',
         )
-        scalars = problem_scalars(spec, spec.sizes, "float32", check=False)
+        scalars = problem_scalars(spec, spec.at(), check=False)
         addresses = {"x": 0x1000, "y": 0x2000, "w": 0x3000}
         packed = pack_arguments(spec, data_of(spec), addresses=addresses, scalars=scalars)
         assert len(packed) == 3
@@ -266,9 +266,9 @@ class TestConstantMemory:
         reference = '[reference]\nkernel = "naive"\nblock = [32]\ngrid = [1]\n'
         text = copy_spec(self.FILTER).text.partition("[reference]")[0] + reference
         spec = parse_spec(text + 'arguments = ["f", "x", "y"]\n', "k.toml")
-        assert reference_spec(spec, "float32", spec.sizes).steps[0].arguments == ("f", "x", "y")
+        assert reference_spec(spec, spec.at()).steps[0].arguments == ("f", "x", "y")
         assert spec.steps[0].arguments == ("x", "y")
-        naive = reference_spec(parse_spec(text, "k.toml"), "float32", spec.sizes)
+        naive = reference_spec(parse_spec(text, "k.toml"), spec.at())
         assert (naive.steps[0].arguments, naive.buffer("f").constant) == (("x", "y"), "d_filter")
 
     def test_symbols_are_mangled_as_the_compiler_does(self):
@@ -287,7 +287,7 @@ class TestWorkspaces:
 
     def data(self, split_k: int, tile: int = 16, spec: KernelSpec = SPEC) -> LaunchData:
         config = {"TILE": tile, "SPLIT_K": split_k, "FAULT": 0}
-        return LaunchData.of(spec, "float16", known_names(spec, config, self.SIZES, H200))
+        return LaunchData.of(spec, config, spec.at(self.SIZES, "float16"), H200)
 
     def test_shapes_follow_the_configuration(self):
         partials, counters = self.data(5).workspaces
@@ -301,9 +301,9 @@ class TestWorkspaces:
     def test_a_negative_extent_is_refused_where_it_cannot_be_left_out(self):
         spec = parse_spec(SPLIT_SPACE.replace('"SPLIT_K if SPLIT_K > 1 else 0"', '"SPLIT_K - 2"'), "split.toml")
         said = r"memory: the workspace partials would have the shape -1 x 2 x 100 x 200"
-        assert check_config(spec, {"TILE": 16, "SPLIT_K": 1, "FAULT": 0}, self.SIZES, H200) == said
-        found = feasible_space(spec, self.SIZES, H200)
-        assert {found.config(row)["SPLIT_K"] for row in range(len(found))} == {2, 5}
+        assert check_config(spec, {"TILE": 16, "SPLIT_K": 1, "FAULT": 0}, spec.at(self.SIZES), H200) == said
+        configs = feasible_space(spec, spec.at(self.SIZES), H200).configs
+        assert {config["SPLIT_K"] for config in configs} == {2, 5}
         with pytest.raises(ConfigError, match="add a rule that excludes it"):
             self.data(1, spec=spec)
 
@@ -313,13 +313,15 @@ class TestWorkspaces:
             config = {"TILE": 16, "SPLIT_K": split_k, "FAULT": 0}
             needed = 2 * elements + workspace_bytes
             devices = [replace(H200, memory_bytes=given) for given in (needed, needed - 1)]
-            enough, little = (check_config(self.SPEC, config, self.SIZES, one, "float16") for one in devices)
+            enough, little = (
+                check_config(self.SPEC, config, self.SPEC.at(self.SIZES, "float16"), one) for one in devices
+            )
             assert enough == ""
             assert "memory: its arrays and workspaces take 0.0 GiB" in little
         absurd = {**self.SIZES, **dict.fromkeys("MNK", 2**31 - 1)}
         said = r"the limit memory of NVIDIA H200 leaves none of the 27 .* choose smaller sizes"
         with pytest.raises(SpecError, match=said):
-            feasible_space(self.SPEC, absurd, H200)
+            feasible_space(self.SPEC, self.SPEC.at(absurd), H200)
 
 
 class TestClusters:
@@ -327,15 +329,15 @@ class TestClusters:
 
     @pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
     def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(self, n):
-        found = feasible_space(self.SPEC, {"n": n}, H200)
-        assert [found.config(row) for row in range(len(found))] == [
+        found = feasible_space(self.SPEC, self.SPEC.at({"n": n}), H200)
+        assert found.configs == [
             {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
             for threads in (64, 256)
             for cluster in (1, 2, 3, 8)
             for whole in (False, True)
             if whole or int(np.ceil(n / threads)) % cluster == 0
         ]
-        reason = check_config(self.SPEC, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, {"n": 65}, H200)
+        reason = check_config(self.SPEC, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, self.SPEC.at({"n": 65}), H200)
         assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")
 
 
@@ -350,11 +352,11 @@ Shape = tuple[int, ...]
 
 
 def test_it_is_evaluated_for_a_configuration():
-    data = LaunchData.of(SPEC, "float32", known_names(SPEC, DEFAULT, SIZES, H200))
+    data = LaunchData.of(SPEC, DEFAULT, SPEC.at(SIZES), H200)
     (found,) = data.tensor_maps
     assert found == TensorMap("A_map", "A", "float32", (1000, 520), (64, 32), (1, 1), 128, 128)
     assert found.strides_bytes == (4 * 520,)
-    assert hash(data) == hash(LaunchData.of(SPEC, "float32", known_names(SPEC, dict(DEFAULT), SIZES, H200)))
+    assert hash(data) == hash(LaunchData.of(SPEC, dict(DEFAULT), SPEC.at(SIZES), H200))
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.sampled_from([1, 2, 4, 8]))
@@ -391,12 +393,11 @@ def test_what_the_hardware_takes(box, steps, in_bytes, shape, said):
 
 def test_a_table_and_one_row_agree():
     spec = parse_spec(TEXT.replace("SWIZZLE == 0 or COLUMNS * 4 == SWIZZLE", "ROWS > 0"), str(TRANSPOSE))
-    found = feasible_space(spec, SIZES, H200)
-    configs = [found.config(row) for row in range(len(found))]
+    configs = feasible_space(spec, spec.at(SIZES), H200).configs
     for rows, columns, swizzle in product((32, 256), (8, 16, 32, 64), (0, 32, 64, 128)):
         config = {"ROWS": rows, "COLUMNS": columns, "SWIZZLE": swizzle, "THREADS": 128}
         fits = swizzle == 0 or columns * 4 <= swizzle
-        assert ("tensor_maps" in check_config(spec, config, SIZES, H200)) == (not fits)
+        assert ("tensor_maps" in check_config(spec, config, spec.at(SIZES), H200)) == (not fits)
         assert (config in configs) == (fits and rows * columns * 4 + 8 <= 48 * 1024)
 
 
@@ -404,13 +405,13 @@ def test_a_box_without_extent_is_no_map():
     """As for an output that a configuration stores without the map; then the row pitch is not restricted."""
     text = TEXT.replace('box = ["ROWS", ', 'box = ["0 if THREADS == 512 else ROWS", ')
     spec = parse_spec(text, str(TRANSPOSE))
-    found = feasible_space(spec, {"M": 8, "N": 9}, H200)
-    assert {found.config(row)["THREADS"] for row in range(len(found))} == {512}
-    (absent,) = LaunchData.of(spec, "float32", known_names(spec, found.config(0), SIZES, H200)).tensor_maps
+    found = feasible_space(spec, spec.at({"M": 8, "N": 9}), H200)
+    assert {config["THREADS"] for config in found.configs} == {512}
+    (absent,) = LaunchData.of(spec, found.config(0), spec.at(SIZES), H200).tensor_maps
     assert absent.is_absent
     parse_spec(text.replace("N = 276", "N = 277").replace("THREADS = 256\n", "THREADS = 512\n"), str(TRANSPOSE))
     with pytest.raises(SpecError, match="the limit tensor_maps of NVIDIA H200 leaves none of the 84"):
-        feasible_space(SPEC, {"M": 8, "N": 9}, H200)
+        feasible_space(SPEC, SPEC.at({"M": 8, "N": 9}), H200)
 
 
 OF_A_WORKSPACE = TEXT.replace('tensor_map = "A"', 'tensor_map = "W"').replace(", pass = false }", " }") + (
@@ -424,20 +425,19 @@ class TestOfAWorkspace:
 
     def test_its_shape_is_that_of_the_configuration(self):
         spec = parse_spec(self.text("THREADS + N - N"), str(TRANSPOSE))
-        (found,) = LaunchData.of(spec, "float32", known_names(spec, DEFAULT, SIZES, H200)).tensor_maps
+        (found,) = LaunchData.of(spec, DEFAULT, spec.at(SIZES), H200).tensor_maps
         assert (found.buffer, found.shape, found.is_absent) == ("W", (1000, 256), False)
         config = {**DEFAULT, "ROWS": 256}
-        (found,) = LaunchData.of(spec, "float32", known_names(spec, config, SIZES, H200)).tensor_maps
+        (found,) = LaunchData.of(spec, config, spec.at(SIZES), H200).tensor_maps
         assert (found.shape, found.is_absent) == ((0, 256), True)
 
     def test_the_limits_follow_the_configuration(self):
         """Rows of 508 bytes with 128 threads, of whole 16 bytes with others; an empty workspace has no map."""
         spec = parse_spec(self.text("127 if THREADS == 128 else THREADS"), str(TRANSPOSE))
-        found = feasible_space(spec, SIZES, H200)
-        configs = [found.config(row) for row in range(len(found))]
+        configs = feasible_space(spec, spec.at(SIZES), H200).configs
         assert {config["ROWS"] for config in configs if config["THREADS"] == 128} == {256}
         assert {config["ROWS"] for config in configs if config["THREADS"] == 512} == {32, 64, 128, 256}
-        said = check_config(spec, {**DEFAULT, "THREADS": 128}, SIZES, H200)
+        said = check_config(spec, {**DEFAULT, "THREADS": 128}, spec.at(SIZES), H200)
         assert "tensor_maps: the tensor map A_map of W has rows 508 bytes apart in the shape 1,000 x 127" in said
 
     def test_its_rows_at_the_ragged_sizes_and_where_no_map_and_no_struct_leads_to_it(self):
@@ -448,7 +448,7 @@ class TestOfAWorkspace:
 
     def test_its_address_is_encoded(self, monkeypatch):
         spec = parse_spec(self.text("THREADS"), str(TRANSPOSE))
-        data = LaunchData.of(spec, "float32", known_names(spec, DEFAULT, SIZES, H200))
+        data = LaunchData.of(spec, DEFAULT, spec.at(SIZES), H200)
         monkeypatch.setattr(packing, "encode_tensor_map", lambda tensor_map, pointer: (tensor_map.name, pointer))
         addresses = {"A": 16, "B": 32, "W": 256}
         packed = pack_arguments(spec, data, addresses=addresses, scalars={"M": 1000, "N": 520})

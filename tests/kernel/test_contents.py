@@ -38,7 +38,7 @@ def spec_of(content: str, dtype: str = "float32", shape: str = '["N"]', more: st
 
 def values_of(spec: KernelSpec, *, check: bool = False, seed: int = 0) -> np.ndarray:
     sizes = spec.ragged if check else spec.sizes
-    return input_maker(spec, sizes, "float32", seed=seed, check=check)("x")
+    return input_maker(spec, spec.at(sizes), seed=seed, check=check)("x")
 
 
 def test_generators_take_their_parameters_which_may_depend_on_sizes():
@@ -78,7 +78,7 @@ def test_numbers_and_expressions_of_sizes_scalars_and_generators(content, value)
 def test_expressions_use_other_inputs_as_the_kernel_gets_them():
     more = 'z = { buffer = "float16", shape = ["N"], access = "in", init = "uniform(0, 1)" }'
     spec = spec_of('init = "2 * z + 1"', more=more)
-    maker = input_maker(spec, spec.sizes, "float32")
+    maker = input_maker(spec, spec.at())
     np.testing.assert_array_equal(maker("x"), (2 * maker("z").astype(np.float64) + 1).astype(np.float32))
 
 
@@ -94,7 +94,7 @@ def test_another_process_makes_the_same_values():
     program = (
         "import hashlib; from autotile.kernel import inputs; from autotile.kernel.parser import parse_spec\n"
         f"spec = parse_spec({spec.text!r}, 'k.toml')\n"
-        "print(hashlib.sha256(inputs.input_maker(spec, spec.sizes, 'float32')('x').tobytes()).hexdigest())"
+        "print(hashlib.sha256(inputs.input_maker(spec, spec.at())('x').tobytes()).hexdigest())"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert found == hashlib.sha256(values_of(spec).tobytes()).hexdigest()
@@ -166,11 +166,11 @@ def test_a_file_is_read_beside_the_search_space_file(tmp_path):
     spec = of_file(tmp_path, np.arange(4096))
     np.testing.assert_array_equal(values_of(spec), np.arange(4096))
     np.testing.assert_array_equal(values_of(spec, check=True), np.arange(100))
-    assert missing_input(spec, spec.ragged, "float32") == ""
-    assert "expected (5000,) or more" in missing_input(spec, {"N": 5000, "K": 1}, "float32")
+    assert missing_input(spec, spec.at(spec.ragged)) == ""
+    assert "expected (5000,) or more" in missing_input(spec, spec.at({"N": 5000, "K": 1}))
     whole = of_file(tmp_path, np.arange(4096), ", whole = true")
-    assert missing_input(whole, spec.sizes, "float32") == ""
-    assert "expected (100,) for x" in missing_input(whole, spec.ragged, "float32")
+    assert missing_input(whole, whole.at(spec.sizes)) == ""
+    assert "expected (100,) for x" in missing_input(whole, whole.at(spec.ragged))
 
 
 def test_the_hash_is_that_of_the_files_content_or_a_declared_one_that_is_checked(tmp_path):
@@ -217,7 +217,7 @@ def test_the_sparse_matrix_of_the_documentation():
     text = spec_of('init = "normal"').text.replace("K = 16", "K = 16, M = 500, NNZ = 7000")
     spec = parse_spec(text.replace("[reference]", "\n".join([*lines, "", "[reference]"])), "k.toml")
     for sizes in (spec.sizes, spec.ragged):
-        maker = input_maker(spec, sizes, "float32")
+        maker = input_maker(spec, spec.at(sizes))
         row_start, column = maker("row_start"), maker("column")
         assert (row_start[0], row_start[-1], len(row_start)) == (0, sizes["NNZ"], sizes["N"] + 1)
         assert (np.diff(row_start) >= 0).all()
@@ -268,10 +268,10 @@ def test_a_call_is_written_and_used(tmp_path):
     call = read_captured_call(folder)
     assert (call.kernel, call.sizes, call.dtype, call.scalars) == ("k", {"N": 100}, "float32", {"alpha": 0.5})
     spec = with_captured_call(SPEC, folder)
-    maker = input_maker(spec, call.sizes, "float32", check=True)
+    maker = input_maker(spec, spec.at(call.sizes), check=True)
     np.testing.assert_array_equal(maker("x"), np.arange(100))
     assert spec.scalars[0].given(call.sizes, check=True) == 0.5
-    assert missing_input(spec, {"N": 99}, "float32")  # used as a whole only
+    assert missing_input(spec, spec.at({"N": 99}))  # used as a whole only
 
 
 def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path):

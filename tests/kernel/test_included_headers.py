@@ -39,7 +39,7 @@ class Own:
 
     def job(self, **config: object) -> CompileJob:
         kernel = self.kernel
-        return compile_job(kernel, {**kernel.spec.default, **config}, "float32", "sm_90")
+        return compile_job(kernel, {**kernel.spec.default, **config}, kernel.spec.at(), "sm_90")
 
     def notices(self, path: Path, content: str, **config: object) -> bool:
         """Write a file, and return True if what is compiled has another key then."""

@@ -74,7 +74,7 @@ def spec_of(steps: str = STEPS, head: str = HEAD, tail: str = TAIL) -> KernelSpe
 
 
 def plan(spec: KernelSpec, **config: Value) -> LaunchPlan:
-    return LaunchPlan.of(spec, {**spec.default, **config}, spec.sizes, H200)
+    return LaunchPlan.of(spec, {**spec.default, **config}, spec.at(), H200)
 
 
 def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stays_swapped():
@@ -113,26 +113,26 @@ def test_nothing_and_too_many_launches():
     many = spec_of(STEPS.replace('times = "ROUNDS"', f'times = "{MAX_LAUNCHES} * ROUNDS"'))
     with pytest.raises(ConfigError, match=r"would launch 12,290 kernels, expected 1 to 4,096"):
         plan(many)
-    space = feasible_space(many, many.sizes, H200)
+    space = feasible_space(many, many.at(), H200)
     assert {space.config(row)["ROUNDS"] for row in range(len(space))} == {0}
 
 
 def test_the_limits_apply_to_every_launch():
     grid = 'grid = ["ceil_div(N, BLOCK * 2'
     wide = spec_of(STEPS.replace(f'block = ["BLOCK"]\n{grid}', f'block = ["16 * BLOCK"]\n{grid}'))
-    space = feasible_space(wide, wide.sizes, H200)
+    space = feasible_space(wide, wide.at(), H200)
     found = {(space.config(row)["BLOCK"], space.config(row)["ROUNDS"]) for row in range(len(space))}
     assert found == {(64, 0), (64, 1), (64, 3), (128, 0)}  # 2048 threads where the step runs
-    said = check_config(wide, {"BLOCK": 128, "ROUNDS": 3}, wide.sizes, H200)
+    said = check_config(wide, {"BLOCK": 128, "ROUNDS": 3}, wide.at(), H200)
     assert said.startswith("threads_per_block: sweep: 2,048 threads in a block")
 
 
 def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanishes_later_is_dropped():
     divided = spec_of(STEPS.replace("grid = [1]", 'grid = ["ceil_div(N, ROUNDS)"]'))
-    assert len(feasible_space(divided, divided.sizes, H200)) == 6
+    assert len(feasible_space(divided, divided.at(), H200)) == 6
     assert plan(divided).launches[-1].geometry.grid[0] == 334
     shrinking = spec_of(STEPS.replace("ceil_div(N, BLOCK * 2 ** step)", "2 - step"))
-    space = feasible_space(shrinking, shrinking.sizes, H200)
+    space = feasible_space(shrinking, shrinking.at(), H200)
     assert {space.config(row)["ROUNDS"] for row in range(len(space))} == {0, 1}
 
 
@@ -206,30 +206,32 @@ def test_a_header_refuses_steps_and_references_what_depends_on_the_launch():
 
 def test_block_grid_and_dynamic_shared_memory_which_the_device_may_shape():
     spec = parse_spec(SGEMM, "sgemm.toml")
-    geometry = launch_geometry(spec, spec.default, {"M": 100, "N": 4096, "K": 7}, H200)
+    geometry = launch_geometry(spec, spec.default, spec.at({"M": 100, "N": 4096, "K": 7}), H200)
     assert (geometry.block, geometry.grid, geometry.dynamic_smem_bytes) == ((8, 8, 1), (64, 2, 1), 4096)
-    unstaged = launch_geometry(spec, {**spec.default, "STAGED": False}, spec.sizes, H200)
+    unstaged = launch_geometry(spec, {**spec.default, "STAGED": False}, spec.at(), H200)
     assert (unstaged.dynamic_smem_bytes, unstaged.threads, unstaged.blocks) == (0, 64, 4096)
     spec = make_spec({"P": [2]}, launch={"grid": ["P * device.sm_count"], "block": ["device.warp_size"]})
-    geometry = launch_geometry(spec, {"P": 2}, {"N": 5}, H200)
+    geometry = launch_geometry(spec, {"P": 2}, spec.at({"N": 5}), H200)
     assert (geometry.grid, geometry.block, geometry.dynamic_smem_bytes) == ((264, 1, 1), (32, 1, 1), 0)
 
 
 @pytest.mark.parametrize("launch", [{"block": ["P - 2"]}, {"grid": [1, "2 - P"]}, {"dynamic_smem_bytes": "-P"}])
 def test_what_cannot_be_launched(launch):
+    problem = Problem("k", {"N": 5}, "float32")
     with pytest.raises(ConfigError, match=r"k: the configuration gives the grid .* add a rule that excludes it"):
-        launch_geometry(make_spec({"P": [2]}, launch=launch), {"P": 2}, {"N": 5}, H200)
+        launch_geometry(make_spec({"P": [2]}, launch=launch), {"P": 2}, problem, H200)
     with pytest.raises(SpecError, match="division by zero where N = 5, P = 0") as caught:
-        launch_geometry(make_spec({"P": [0]}, launch={"block": ["N // P"]}), {"P": 0}, {"N": 5}, H200)
+        launch_geometry(make_spec({"P": [0]}, launch={"block": ["N // P"]}), {"P": 0}, problem, H200)
     assert caught.value.key == "launch.block"
 
 
 def test_names_that_no_parameter_decides():
     spec = parse_spec(SGEMM, "sgemm.toml")
-    names = fixed_names(spec, spec.sizes, H200)
-    assert (names["M"], names["device.sm_count"], len(names)) == (4096, 132, 3 + len(EXPRESSION_NAMES))
+    names = fixed_names(spec, spec.at(), H200)
+    assert (names["M"], names["dtype_bytes"], names["device.sm_count"]) == (4096, 4, 132)
+    assert len(names) == 4 + len(EXPRESSION_NAMES)
     with pytest.raises(ProblemError, match=r"sgemm: the size K is missing; give K=\.\.\., a whole number of at least"):
-        fixed_names(spec, {"M": 1, "N": 1}, H200)
+        fixed_names(spec, spec.at({"M": 1, "N": 1}), H200)
 
 
 def launched(launch: str, blocks: str = "64") -> KernelSpec:
@@ -251,7 +253,7 @@ def test_more_cooperative_blocks_than_are_resident_are_refused():
     resident = H200.sm_count * 32  # blocks of 64 threads
     for blocks, is_cooperative, fits in ((resident, True, True), (resident + 1, True, False), (10**6, False, True)):
         spec = launched("cooperative = true" if is_cooperative else "", blocks=str(blocks))
-        reason = check_config(spec, spec.default, spec.sizes, H200)
+        reason = check_config(spec, spec.default, spec.at(), H200)
         assert (reason == "") == fits
         if not fits:
             assert f"a cooperative launch of {blocks:,} blocks, of which {H200.name} holds {resident:,}" in reason
@@ -303,21 +305,23 @@ PARTIAL = parse_spec(PARTIAL_SPACE, "block_sums.toml")
 def test_the_parameters_that_shape_a_problem(tmp_path):
     assert load_kernel(str(write_steps(tmp_path, "two_step_sum"))).spec.shaping == ()
     assert (TILED.shaping, PARTIAL.shaping) == (("STEPS",), ("BLOCK",))
-    assert TILED.shaped_sizes({"N": 7}, {"BLOCK": 128, "STEPS": 3}) == {"N": 7, "STEPS": 3}
-    assert PARTIAL.buffer("sums").extents(PARTIAL.shaped_sizes({"N": 1000}, {"BLOCK": 64})) == (16,)
+    assert TILED.shaped(TILED.at({"N": 7}), {"BLOCK": 128, "STEPS": 3}) == TILED.at({"N": 7, "STEPS": 3})
+    shaped = PARTIAL.shaped(PARTIAL.at({"N": 1000}), {"BLOCK": 64})
+    assert PARTIAL.buffer("sums").extents(shaped.names) == (16,)
 
 
 def test_limits_count_the_arrays_of_each_configuration():
     large = parse_spec(TILED_SPACE.replace("STEPS = [1, 2, 3]", "STEPS = [1, 2, 30]"), "k.toml")
-    sizes = {"N": 2**31 - 1}
-    assert check_config(large, {"BLOCK": 128, "STEPS": 2}, sizes, H200) == ""
-    assert check_config(large, {"BLOCK": 128, "STEPS": 30}, sizes, H200).startswith("memory: its arrays take 256.0 GiB")
-    check_memory(large, Problem("several_steps", sizes, "float32"), H200)
-    space = feasible_space(large, sizes, H200)
+    problem = large.at({"N": 2**31 - 1})
+    assert check_config(large, {"BLOCK": 128, "STEPS": 2}, problem, H200) == ""
+    said = check_config(large, {"BLOCK": 128, "STEPS": 30}, problem, H200)
+    assert said.startswith("memory: its arrays take 256.0 GiB")
+    check_memory(large, problem, H200)
+    space = feasible_space(large, problem, H200)
     assert {space.config(row)["STEPS"] for row in range(len(space))} == {1, 2}
     text = TILED_SPACE.replace('["STEPS", "N"]', '["3 - STEPS", "N"]')
     text = text.replace('rows = ["s', 'rows = ["s = arange(STEPS); zeros(3 - STEPS, N)"] }\n#')
-    said = check_config(parse_spec(text, "k.toml"), {"BLOCK": 128, "STEPS": 3}, {"N": 100}, H200)
+    said = check_config(parse_spec(text, "k.toml"), {"BLOCK": 128, "STEPS": 3}, TILED.at({"N": 100}), H200)
     assert said == "memory: the array rows would have the shape 0 x 100"
 
 
@@ -332,11 +336,11 @@ def test_work_needs_the_configuration_and_the_hash_covers_the_shapes():
 def test_instances_are_made_once_for_each_shape_and_give_way():
     made: list[dict[str, int]] = []
 
-    def make(names: Any) -> Any:
-        made.append(dict(names))
-        return SimpleNamespace(size_bytes=names["STEPS"] * 100)
+    def make(problem: Problem) -> Any:
+        made.append(dict(problem.sizes))
+        return SimpleNamespace(size_bytes=problem.sizes["STEPS"] * 100)
 
-    instances = Instances(TILED, {"N": 5}, make, 300)
+    instances = Instances(TILED, TILED.at({"N": 5}), make, 300)
     first = instances.of({"BLOCK": 128, "STEPS": 1})
     assert instances.of({"BLOCK": 256, "STEPS": 1}) is first
     second = instances.of({"BLOCK": 128, "STEPS": 2})

@@ -52,13 +52,13 @@ class TestFunctions:
     @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
     def test_every_form_allows_the_same_rows(self, function):
         spec = spec_with(divides=function)
-        space = enumerate_space(spec, spec.sizes, H200)
+        space = enumerate_space(spec, spec.at(), H200)
         expected = allowed(lambda A, B, C, D: B % A == 0)
-        assert [space.config(row) for row in range(len(space))] == expected
+        assert space.configs == expected
 
     def test_booleans_and_strings_reach_the_function(self):
         spec = spec_with(wide=lambda C, D: (D == "double") & C)
-        space = enumerate_space(spec, spec.sizes, H200)
+        space = enumerate_space(spec, spec.at(), H200)
         assert len(space) == 12
         assert all(space.config(row)["C"] and space.config(row)["D"] == "double" for row in range(len(space)))
 
@@ -71,10 +71,10 @@ class TestFunctions:
 
         spec = spec_with(divides=divides)
         calls.clear()  # the default was derived
-        enumerate_space(spec, spec.sizes, H200)
+        enumerate_space(spec, spec.at(), H200)
         assert calls == [12]
         config = {"A": 3, "B": 8, "C": True, "D": "float"}
-        reason = check_config(spec, config, spec.sizes, H200)
+        reason = check_config(spec, config, spec.at(), H200)
         assert reason == "the rule 'divides' is broken: divides(), where A = 3, B = 8"
 
     def test_errors_name_the_rule_and_the_values(self):
@@ -89,7 +89,7 @@ class TestFunctions:
         spec = spec_with(some=lambda A: A > 0)
         never = parse_predicate(lambda A: A > 9, list(VALUES), Location("x", "rules.never"))
         with pytest.raises(EmptySpaceError, match="leaves none"):
-            enumerate_space(replace(spec, rules=(Rule("never", never),)), spec.sizes, H200)
+            enumerate_space(replace(spec, rules=(Rule("never", never),)), spec.at(), H200)
 
 
 class TestDerivedDefault:
@@ -137,18 +137,18 @@ def blocks(config: Mapping[str, Any]) -> float:
 
 def test_the_launch_follows_the_function_here_and_the_given_value_in_a_worker():
     here = parse_spec(TEXT, "scale.toml", functions={"grid_x": blocks})
-    assert launch_geometry(here, CONFIG, here.sizes, H200).grid == (6, 1, 1)
+    assert launch_geometry(here, CONFIG, here.at(), H200).grid == (6, 1, 1)
     there = parse_spec(TEXT, "scale.toml")
     sent = {**CONFIG, "computed.grid_x": 6}
-    assert launch_geometry(there, sent, there.sizes, H200).grid == (6, 1, 1)
-    assert check_config(there, sent, there.sizes, H200) == ""
+    assert launch_geometry(there, sent, there.at(), H200).grid == (6, 1, 1)
+    assert check_config(there, sent, there.at(), H200) == ""
     with pytest.raises(SpecError, match="computed by a function, which is not known here"):
-        known_names(there, CONFIG, there.sizes, H200)
+        known_names(there, CONFIG, there.at(), H200)
 
 
 def test_the_limits_see_the_value_of_every_row():
     spec = parse_spec(TEXT, "scale.toml", functions={"grid_x": lambda config: config["WORK"] - 2})
-    space = feasible_space(spec, spec.sizes, H200)
+    space = feasible_space(spec, spec.at(), H200)
     assert {space.config(row)["WORK"] for row in range(len(space))} == {3}
 
 
@@ -156,7 +156,7 @@ def test_the_limits_see_the_value_of_every_row():
 def test_a_function_without_a_whole_number_is_named_with_the_configuration(function):
     spec = parse_spec(TEXT, "scale.toml", functions={"grid_x": function})
     with pytest.raises(SpecError, match=r"computed.grid_x raises .* where BLOCK = 64"):
-        feasible_space(spec, spec.sizes, H200)
+        feasible_space(spec, spec.at(), H200)
 
 
 def test_a_function_is_called_once_for_each_combination_that_it_reads():

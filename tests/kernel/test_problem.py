@@ -101,10 +101,10 @@ class TestFlags:
         rule = f'flagged = "TILE == 16 or ({text}) or not (TILE < 32 or TRANS_A and {text})"'
         spec = parse_spec(SPLIT_SPACE.replace("[launch]", f"{rule}\n[launch]"), "split.toml")
         sizes = {**spec.sizes, **flags}
-        whole, found = feasible_space(FLAGGED, sizes, H200), feasible_space(spec, sizes, H200)
+        whole, found = feasible_space(FLAGGED, FLAGGED.at(sizes), H200), feasible_space(spec, spec.at(sizes), H200)
         configs = map(whole.config, range(len(whole)))
-        expected = [config for config in configs if not check_config(spec, config, sizes, H200)]
-        assert [found.config(row) for row in range(len(found))] == expected
+        expected = [config for config in configs if not check_config(spec, config, spec.at(sizes), H200)]
+        assert found.configs == expected
 
 
 class TestDistance:
@@ -177,9 +177,9 @@ class TestCapabilities:
         assert said in fault
         assert bool(said) == bool(fault)
         if said:
-            assert check_config(spec, spec.default, spec.sizes, device_profile(device)) == fault
+            assert check_config(spec, spec.default, spec.at(), device_profile(device)) == fault
             with pytest.raises(DeviceError, match="compute capability"):
-                enumerate_space(spec, spec.sizes, device_profile(device))
+                enumerate_space(spec, spec.at(), device_profile(device))
 
     def test_clusters_need_theirs_unless_the_minimum_is_lower_and_they_are_of_one_block(self):
         line, a100 = 'architecture = "sm_90a"', device_profile("a100")
@@ -188,7 +188,7 @@ class TestCapabilities:
         assert unsupported_reason(spec, device_profile("b200")) == ""
         spec = parse_spec(CLUSTER_SPACE.replace(line, 'minimum_compute_capability = "8.0"'), "swap.toml")
         assert unsupported_reason(spec, a100) == ""
-        assert "NVIDIA A100" in check_config(spec, spec.default, spec.sizes, a100)
+        assert "NVIDIA A100" in check_config(spec, spec.default, spec.at(), a100)
 
     @pytest.mark.parametrize(
         ("text", "said"),

@@ -43,13 +43,13 @@ class TestKernels:
         assert kernel.entry == "naive<double>"
         assert kernel.macros({"M": 3, "N": 5}) == {"TILE": 16, "T": "double", "COUNT": 15}
         sizes = {**spec.sizes, "M": 33, "N": 7}
-        own = reference_spec(spec, "float32", sizes)
+        own = reference_spec(spec, spec.at(sizes))
         assert own.entry == "naive<double>"
-        assert launch_geometry(own, own.default, sizes, device_profile("h100")).grid == (1, 3, 1)
+        assert launch_geometry(own, own.default, own.at(sizes), device_profile("h100")).grid == (1, 3, 1)
         assert [b.element_type("float32", spec.sizes) for b in own.buffers] == ["float64"] * 3
         assert [s.element_type("float32") for s in own.scalars if s.name == "alpha"] == ["float64"]
         some = parsed(KERNEL + '\narguments = ["C", "A", "B"]')
-        assert [argument.name for argument in reference_spec(some, "float32", some.sizes).arguments] == ["C", "A", "B"]
+        assert [argument.name for argument in reference_spec(some, some.at()).arguments] == ["C", "A", "B"]
 
     def test_double_precision(self):
         wide = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
@@ -68,10 +68,12 @@ class TestKernels:
         kernel = load_kernel(str(toml))
         source = reference_source(kernel)
         assert source is not None
-        own = replace(source, spec=reference_spec(kernel.spec, "float32", kernel.spec.sizes))
-        names = known_names(own.spec, own.spec.default, own.spec.sizes, device_profile("h100"))
+        own = replace(source, spec=reference_spec(kernel.spec, kernel.spec.at()))
+        names = known_names(own.spec, own.spec.default, own.spec.at(), device_profile("h100"))
         assert kernel.spec.reference.kernel is not None
-        job = compile_job(own, {**own.spec.default, **kernel.spec.reference.kernel.macros(names)}, "float32", "sm_90")
+        job = compile_job(
+            own, {**own.spec.default, **kernel.spec.reference.kernel.macros(names)}, own.spec.at(), "sm_90"
+        )
         assert list(compile_cubin(job).functions) == ["naive<double>"]
         before = kernel.source_hash
         (tmp_path / "naive.cu").write_text(naive.format("2 * TILE"))

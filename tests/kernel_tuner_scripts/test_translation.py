@@ -270,7 +270,7 @@ def described(source: Any, options: Any) -> Kernel:
 
 
 def job(kernel: Kernel) -> CompileJob:
-    return compile_job(kernel, {"block_size_x": 64, "which": 2}, "float32", "sm_90")
+    return compile_job(kernel, {"block_size_x": 64, "which": 2}, kernel.spec.at(), "sm_90")
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_ten_trials_reach_nine_tenths_of_a_recorded_optimum(sizes):
     times_us = np.where(recording.ok, recording.columns["time_us"], np.nan)[order]
 
     def estimate(part: SearchSpace) -> NDArray[np.float64] | None:
-        found = estimate_times(load_kernel("sgemm_2d").spec, key.sizes, device, part)
+        found = estimate_times(load_kernel("sgemm_2d").spec, key.problem, device, part)
         return found.time_us if found is not None else None
 
     def recorded(config: Config) -> Trial:

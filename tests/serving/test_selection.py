@@ -375,7 +375,7 @@ class TestUntuned:
         assert "the default's 1 block of 128 threads on 1 of 132 SMs" in estimated.reason
         kernel = load_kernel("gemm_mma")
         problem = resolve_problem(kernel.spec, {"M": 64, "N": 64, "K": 131072}, None)
-        assert not check_config(kernel.spec, config, problem.sizes, PROFILE, problem.dtype)
+        assert not check_config(kernel.spec, config, problem, PROFILE)
         choice = chosen(kernel, problem, PROFILE)
         assert choice == Choice("default", config, estimated=estimated)
         text = explain(problem, PROFILE, choice)
@@ -420,7 +420,7 @@ class TestUntuned:
         recording = read_recording(path)
         header, spec = recording.header, load_kernel(recording.header.key.kernel).spec
         space = SearchSpace(header.parameters, np.asfortranarray(recording.codes), 0, (), (), 0.0)
-        found = estimate_times(spec, header.key.sizes, header.device or PROFILE, space, header.key.dtype)
+        found = estimate_times(spec, header.key.problem, header.device or PROFILE, space)
         if not found.is_declared:
             return
         estimated, measured = found.time_us[recording.ok], recording.columns["time_us"][recording.ok]
@@ -434,7 +434,7 @@ class TestUntuned:
         """If any configuration is valid, there is a space to search."""
         kernel = load_kernel(name)
         problem = resolve_problem(kernel.spec, dict(zip("MNK", sizes, strict=True)), kernel.spec.dtypes[0])
-        asked = kernel.spec, problem.sizes, PROFILE, problem.dtype
+        asked = kernel.spec, problem, PROFILE
         space = feasible_space(*asked)
 
         def known(*given: Any) -> SearchSpace:
@@ -444,7 +444,7 @@ class TestUntuned:
         monkeypatch.setattr(search_space, "feasible_space", known)  # it takes seconds
         choice = chosen(kernel, problem, PROFILE)
         assert choice.tier == "default"
-        assert check_config(kernel.spec, choice.config, problem.sizes, PROFILE, problem.dtype) == ""
+        assert check_config(kernel.spec, choice.config, problem, PROFILE) == ""
         assert space.row_of(choice.config) is not None
 
 
@@ -461,7 +461,7 @@ class TestFarAway:
         small = [best for best in self.SHIPPED if all(best.key.sizes[name] <= 256 for name in "MNK")]
         assert small
         choice = chosen(kernel, problem, properties, winners=small)
-        assert meets_heuristics(kernel.spec, choice.config, problem.sizes, properties)
+        assert meets_heuristics(kernel.spec, choice.config, problem, properties)
 
     def test_a_winner_nearby_is_served_though_a_search_would_not_try_it(self):
         best = next(best for best in self.SHIPPED if best.key.sizes["M"] == best.key.sizes["N"] == 256)
@@ -586,8 +586,8 @@ def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(s
     times = {config_key(chosen): 10.0} | ({config_key(spec.default): default_us} if default_us else {})
     tuned = [Tuned({"n": 4096}, PROFILE, {config_key(chosen): chosen}, times)]
     for n, is_faster in ((near, True), (far, False)):
-        assert estimate_configs(spec, {"n": n}, PROFILE, [spec.default]) is None
-        found = prefer(spec, {"n": n}, PROFILE, spec.default, tuned)
+        assert estimate_configs(spec, spec.at({"n": n}), PROFILE, [spec.default]) is None
+        found = prefer(spec, spec.at({"n": n}), PROFILE, spec.default, tuned)
         assert found.is_faster is is_faster
 
 
@@ -736,9 +736,9 @@ def test_what_a_rule_serves_is_valid_at_any_sizes_in_any_order(m, n, k, order, k
     family = parse_family(TILED.spec, ["M=1..4096", "N=1..4096", "K=1..4096"])
     stored = StoredRule(key, H200, rule_of(family, TILES, tree), NOW)
     choice = chosen(TILED, problem, rules=[stored])
-    assert check_config(TILED.spec, choice.config, problem.sizes, H200) == ""
-    served = stored.rule.order(TILED.spec, H200, problem.sizes)
-    valid = [number for number in served if not check_config(TILED.spec, TILES[number], problem.sizes, H200)]
+    assert check_config(TILED.spec, choice.config, problem, H200) == ""
+    served = stored.rule.order(TILED.spec, H200, problem)
+    valid = [number for number in served if not check_config(TILED.spec, TILES[number], problem, H200)]
     if valid:
         assert (choice.tier, choice.config) == ("family", TILES[valid[0]])
     else:

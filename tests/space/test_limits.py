@@ -35,10 +35,7 @@ CAPABILITIES = ["5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "
 
 
 def device_of(capability: str) -> DeviceProperties:
-    limits = limits_for(capability)
-    return structs.replace(
-        H200, compute_capability=capability, **{name: getattr(limits, name) for name in limits.__struct_fields__}
-    )
+    return structs.replace(H200, compute_capability=capability, **limits_for(capability))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +192,7 @@ SIZES = {"N": 4096}
 
 def reason(launch: dict[str, Any], device: DeviceProperties = H200, **limits: float) -> str:
     spec = make_spec({"P": [1]}, launch=launch, limits=limits)
-    return check_config(spec, {"P": 1}, SIZES, device)
+    return check_config(spec, {"P": 1}, spec.at(SIZES), device)
 
 
 def test_the_limits_and_their_order():
@@ -267,7 +264,7 @@ def test_stages_count_what_each_limit_left():
         launch={"block": ["T", 1, "Z"], "grid": [1, "G"], "min_registers": "R", "static_smem_bytes": "S"},
         limits={"min_occupancy": 0.5},
     )
-    space = feasible_space(spec, SIZES, H200)
+    space = feasible_space(spec, spec.at(SIZES), H200)
     remaining = {stage.name: stage.remaining for stage in space.limits}
     assert remaining == {
         "memory": 48,  # all
@@ -289,8 +286,8 @@ def test_every_row_agrees_with_the_occupancy_of_one():
         limits={"min_occupancy": 0.4},
     )
     for device in (H200, device_profile("rtx-3060")):
-        space = feasible_space(spec, SIZES, device)
-        whole = feasible_space(replace(spec, min_occupancy=0.0), SIZES, device)
+        space = feasible_space(spec, spec.at(SIZES), device)
+        whole = feasible_space(replace(spec, min_occupancy=0.0), spec.at(SIZES), device)
         columns = (whole.column(name).tolist() for name in "TRS")
         expected = np.array([occupancy(*kernel, device).occupancy >= 0.4 for kernel in zip(*columns, strict=True)])
         assert 0 < sum(expected) < len(expected)

@@ -23,8 +23,8 @@ H200 = device_profile("h200")
 SIZES = {"N": 4096}
 
 
-def rows(found: SearchSpace) -> list[dict[str, Value]]:
-    return [found.config(row) for row in range(len(found))]
+def enumerated(spec: KernelSpec) -> SearchSpace:
+    return enumerate_space(spec, spec.at(SIZES), H200)
 
 
 def products(spec: KernelSpec) -> list[dict[str, Value]]:
@@ -75,8 +75,8 @@ OF_ROWS = st.sampled_from(["A * B + N", "C if F else -C", "S == 'x'", "N + 1", "
 @settings(max_examples=60)
 @given(spaces(), OF_ROWS)
 def test_a_space_is_the_filtered_product(spec, text):
-    found, valid = enumerate_space(spec, SIZES, H200), brute_force(spec)
-    assert rows(found) == valid
+    found, valid = enumerated(spec), brute_force(spec)
+    assert found.configs == valid
     assert found.combinations == prod(len(parameter.values) for parameter in spec.parameters)
     assert found.codes.shape == (len(found), len(spec.parameters))
     applied: list[str] = []
@@ -101,8 +101,8 @@ def test_chunks_and_rules_over_large_grids_change_nothing(spec, chunk, grid):
         patch.setattr(enumeration, "_CHUNK", chunk)
         patch.setattr(enumeration, "MAX_GRID", grid)
         patch.setattr(search_space, "_CHUNK_ROWS", chunk)
-        feasible = feasible_space(spec, SIZES, H200)
-        assert rows(enumerate_space(spec, SIZES, H200)) == rows(feasible) == brute_force(spec)
+        feasible = feasible_space(spec, spec.at(SIZES), H200)
+        assert enumerated(spec).configs == feasible.configs == brute_force(spec)
     assert [stage.remaining for stage in feasible.limits] == [len(feasible)] * len(limits_of(spec))
 
 
@@ -110,7 +110,7 @@ def test_chunks_and_rules_over_large_grids_change_nothing(spec, chunk, grid):
 
 
 def test_configurations_outside_of_the_space_have_no_row():
-    found = enumerate_space(make_spec({"A": [1, 2], "B": [4, 8]}, {"r": "A * 4 == B"}), SIZES, H200)
+    found = enumerated(make_spec({"A": [1, 2], "B": [4, 8]}, {"r": "A * 4 == B"}))
     assert found.row_of({"A": 2, "B": 8}) == 1
     for config in ({"A": 2, "B": 4}, {"A": 3, "B": 8}, {"A": 2}, {"A": 2, "C": 8}, {"A": 2, "B": 8, "C": 1}, {}):
         assert found.row_of(config) is None
@@ -122,31 +122,31 @@ def test_configurations_outside_of_the_space_have_no_row():
 
 def test_what_is_pruned_is_valid_all_the_same():
     spec = make_spec({"A": [1, 2, 3], "B": [4, 8]}, {"r": "A != 2"}, {"p": "A * 4 <= B"})
-    found = enumerate_space(spec, SIZES, H200)
-    assert rows(found) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
+    found = enumerated(spec)
+    assert found.configs == [{"A": 1, "B": 4}, {"A": 1, "B": 8}]
     stages = [(stage.name, stage.remaining, stage.is_heuristic) for stage in found.rules]
     assert stages == [("r", 4, False), ("p", 2, True)]
-    assert check_config(spec, {"A": 3, "B": 4}, SIZES, H200) == ""
-    assert "the rule 'r' is broken" in check_config(spec, {"A": 2, "B": 8}, SIZES, H200)
+    assert check_config(spec, {"A": 3, "B": 4}, spec.at(SIZES), H200) == ""
+    assert "the rule 'r' is broken" in check_config(spec, {"A": 2, "B": 8}, spec.at(SIZES), H200)
 
 
 def test_rows_can_be_added():
-    found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}, {}, {"p": "A * 4 == B"}), SIZES, H200)
+    found = enumerated(make_spec({"A": [1, 2, 3], "B": [4, 8]}, {}, {"p": "A * 4 == B"}))
     more = found.including([{"A": 3, "B": 4}, {"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 3, "B": 4}])
-    assert rows(more) == [{"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 2, "B": 8}, {"A": 3, "B": 4}]
-    assert [more.row_of(config) for config in rows(more)] == [0, 1, 2, 3]
+    assert more.configs == [{"A": 1, "B": 4}, {"A": 1, "B": 8}, {"A": 2, "B": 8}, {"A": 3, "B": 4}]
+    assert [more.row_of(config) for config in more.configs] == [0, 1, 2, 3]
     assert more.rules == found.rules
     assert found.including([{"A": 1, "B": 4}]) is found
     assert len(found) == 2
 
 
 def test_select_keeps_rows_and_look_ups_and_codes_take_the_smallest_type():
-    assert enumerate_space(make_spec({"A": list(range(256))}), SIZES, H200).codes.dtype == np.uint8
-    assert enumerate_space(make_spec({"A": list(range(257)), "B": [1]}), SIZES, H200).codes.dtype == np.uint16
-    found = enumerate_space(make_spec({"A": [1, 2, 3], "B": [4, 8]}), SIZES, H200)
+    assert enumerated(make_spec({"A": list(range(256))})).codes.dtype == np.uint8
+    assert enumerated(make_spec({"A": list(range(257)), "B": [1]})).codes.dtype == np.uint16
+    found = enumerated(make_spec({"A": [1, 2, 3], "B": [4, 8]}))
     stage = enumeration.SpaceStage("mine", 3)
     part = found.select(found.column("B") == 8, (stage,))
-    assert rows(part) == [{"A": a, "B": 8} for a in (1, 2, 3)]
+    assert part.configs == [{"A": a, "B": 8} for a in (1, 2, 3)]
     assert part.row_of({"A": 3, "B": 8}) == 2
     assert part.row_of({"A": 3, "B": 4}) is None
     assert (part.combinations, part.rules, part.limits) == (6, (), (stage,))
@@ -159,19 +159,19 @@ def test_the_order_of_rules_and_parameters_changes_no_row():
     rules = {"ab": "A * B <= 12", "bc": "(B + C) % 3 == 0", "d": "D > 1"}
     values = {"A": [1, 2, 3, 4], "B": [2, 4, 6], "C": [1, 2, 3], "D": [1, 2, 3]}
     default = {"A": 1, "B": 2, "C": 1, "D": 2}
-    one = enumerate_space(make_spec(values, rules, default=default), SIZES, H200)
-    other = enumerate_space(make_spec(values, dict(reversed(rules.items())), default=default), SIZES, H200)
-    assert rows(one) == rows(other)
-    turned = enumerate_space(make_spec(dict(reversed(values.items())), rules, default=default), SIZES, H200)
+    one = enumerated(make_spec(values, rules, default=default))
+    other = enumerated(make_spec(values, dict(reversed(rules.items())), default=default))
+    assert one.configs == other.configs
+    turned = enumerated(make_spec(dict(reversed(values.items())), rules, default=default))
     assert len(turned) == len(one)
-    assert all(turned.row_of(config) is not None for config in rows(one))
+    assert all(turned.row_of(config) is not None for config in one.configs)
 
 
 def test_parameters_are_joined_so_that_rules_bind_early():
     free = {f"F{number}": list(range(1, 11)) for number in range(6)}
     bound = {"U": list(range(100)), "V": list(range(100))}
     rules = {"only_ones": "F0 + F1 + F2 + F3 + F4 + F5 == 6", "diagonal": "U == V"}
-    found = enumerate_space(make_spec({**free, **bound}, rules), SIZES, H200)
+    found = enumerated(make_spec({**free, **bound}, rules))
     assert len(found) == 100  # of 10 billion
     assert [stage.remaining for stage in found.rules] == [10_000, 100]
 
@@ -181,27 +181,27 @@ def test_parameters_are_joined_so_that_rules_bind_early():
 
 def test_rules_that_leave_nothing_or_divide_by_zero():
     spec = make_spec({"A": [1, 2], "B": [4, 8]}, {"few": "A == 1", "sms": "device.sm_count * A < 100"})
-    assert len(enumerate_space(spec, SIZES, device_profile("rtx-3060"))) == 2
+    assert len(enumerate_space(spec, spec.at(SIZES), device_profile("rtx-3060"))) == 2
     with pytest.raises(SpecError) as caught:
-        enumerate_space(spec, SIZES, H200)
+        enumerated(spec)
     assert "the rule 'sms' leaves none of the 2 combinations that meet few" in caught.value.problem
     assert (caught.value.source, caught.value.key) == ("sample.toml", "rules.sms")
     assert caught.value.expression == "device.sm_count * A < 100"
     spec = make_spec({"A": [1, 2]}, {"small_device": "device.sm_count < 2"})
     with pytest.raises(SpecError, match="the rule 'small_device' leaves none of 2 combinations"):
-        enumerate_space(spec, SIZES, H200)
+        enumerated(spec)
     spec = make_spec({"A": [6, 4], "B": [2, 0]}, {"whole": "A % B == 0"})
     with pytest.raises(SpecError, match="division by zero where A = 6, B = 0") as caught:
-        enumerate_space(spec, SIZES, H200)
+        enumerated(spec)
     assert (caught.value.key, caught.value.column) == ("rules.whole", 5)
 
 
 def test_a_limit_of_the_device_that_leaves_nothing():
     spec = make_spec({"T": [1024, 2048]}, launch={"block": ["T"]})
-    assert len(feasible_space(spec, SIZES, H200)) == 1
+    assert len(feasible_space(spec, spec.at(SIZES), H200)) == 1
     said = r"the limit threads_per_block of .*8800.* leaves none of the 2 config"
     with pytest.raises(SpecError, match=said) as caught:
-        feasible_space(spec, SIZES, device_profile("g80"))
+        feasible_space(spec, spec.at(SIZES), device_profile("g80"))
     assert caught.value.source == "sample.toml"
 
 
@@ -209,14 +209,14 @@ def test_tables_beyond_the_bound(monkeypatch):
     numbers = {"A": list(range(20)), "B": list(range(20))}
     monkeypatch.setattr(enumeration, "MAX_ROWS", 399)
     with pytest.raises(SpecError, match="joining B makes a table of at least 400 combinations, at most 399") as caught:
-        enumerate_space(make_spec(numbers), SIZES, H200)
+        enumerated(make_spec(numbers))
     assert (caught.value.source, caught.value.key) == ("sample.toml", "parameters.B")
-    assert len(enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)) == 399
+    assert len(enumerated(make_spec(numbers, {"r": "A + B < 38"}))) == 399
     with pytest.raises(SpecError, match="at least 400 combinations"):
-        enumerate_space(make_spec(numbers, {"r": "A + B < 39"}), SIZES, H200)
+        enumerated(make_spec(numbers, {"r": "A + B < 39"}))
     monkeypatch.setattr(enumeration, "MAX_EXAMINED", 399)
     with pytest.raises(SpecError, match="add rules with few parameters"):
-        enumerate_space(make_spec(numbers, {"r": "A + B < 38"}), SIZES, H200)
+        enumerated(make_spec(numbers, {"r": "A + B < 38"}))
 
 
 def test_parameters_of_one_value_take_no_memory_while_joining():
@@ -226,11 +226,11 @@ def test_parameters_of_one_value_take_no_memory_while_joining():
     spec = make_spec({**single, **free}, rules)
     tracemalloc.start()
     try:
-        found = enumerate_space(spec, SIZES, H200)
+        found = enumerated(spec)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert rows(found) == [
+    assert found.configs == [
         {**{name: values[0] for name, values in single.items()}, "A": a, "B": b, "C": c}
         for a, b, c in itertools.product(range(100), repeat=3)
         if a + b + c < 30
@@ -245,33 +245,33 @@ def test_a_table_of_too_many_bytes():
     tracemalloc.start()
     try:
         with pytest.raises(SpecError, match="15,000,000 combinations of 103 parameters take 1,545,000,000 b") as caught:
-            enumerate_space(make_spec({**free, **single}), SIZES, H200)
+            enumerated(make_spec({**free, **single}))
         assert tracemalloc.get_traced_memory()[1] < 2**29
     finally:
         tracemalloc.stop()
     assert (caught.value.source, caught.value.key) == ("sample.toml", "parameters")
     values = {f"P{number}": list(range(1000)) for number in range(7)}
     with pytest.raises(SpecError, match=r"1e\+21 combinations"):  # more than a rank holds
-        enumerate_space(make_spec(values), SIZES, H200)
+        enumerated(make_spec(values))
 
 
 def test_columns_beyond_the_bound_while_joining(monkeypatch):
     """A table that a later rule would shrink is refused too, before it is made."""
     numbers = {"A": list(range(40)), "B": list(range(40)), "C": list(range(3)), "D": list(range(40))}
     spec = make_spec(numbers, {"r": "A + B >= 0", "s": "(A + B + C + D) % 100 == 0"})
-    found = enumerate_space(spec, SIZES, H200)
+    found = enumerated(spec)
     monkeypatch.setattr(enumeration, "MAX_TABLE_BYTES", found.codes.nbytes)
     with pytest.raises(SpecError, match="4,800 combinations of 4 parameters take 14,400 bytes, at most"):
-        enumerate_space(spec, SIZES, H200)
+        enumerated(spec)
     monkeypatch.setattr(enumeration, "MAX_TABLE_BYTES", 14_400)
-    assert len(enumerate_space(spec, SIZES, H200)) == len(found)
+    assert len(enumerated(spec)) == len(found)
 
 
 def test_missing_sizes():
     spec = make_spec({"A": [1, 2]})
     for function, *config in ((enumerate_space,), (feasible_space,), (check_config, {"A": 1})):
         with pytest.raises(ProblemError, match="k: the size N is missing"):
-            function(spec, *config, {}, H200)
+            function(spec, *config, spec.at({}), H200)
 
 
 # --- one configuration and the whole table agree
@@ -281,9 +281,9 @@ def test_checking_one_configuration_agrees_with_the_table():
     spec = parse_spec(SGEMM, "sgemm.toml")
     for name in ("h200", "rtx-3060", "g80"):
         device = device_profile(name)
-        feasible = feasible_space(spec, spec.sizes, device)
-        reasons = {str(config): check_config(spec, config, spec.sizes, device) for config in products(spec)}
-        assert [config for config in products(spec) if not reasons[str(config)]] == rows(feasible)
+        feasible = feasible_space(spec, spec.at(), device)
+        reasons = {str(config): check_config(spec, config, spec.at(), device) for config in products(spec)}
+        assert [config for config in products(spec) if not reasons[str(config)]] == feasible.configs
         assert all("\n" not in reason for reason in reasons.values())
 
 
@@ -303,5 +303,5 @@ SQUARISH = "max(BM, BN) <= 2 * min(BM, BN)"
 )
 def test_why_a_configuration_is_not_feasible(change, reason):
     spec = parse_spec(SGEMM, "sgemm.toml")
-    assert check_config(spec, {**spec.default, **change}, spec.sizes, H200) == reason
-    assert check_config(spec, {"BM": 64}, spec.sizes, H200) == "the parameter BN is missing"
+    assert check_config(spec, {**spec.default, **change}, spec.at(), H200) == reason
+    assert check_config(spec, {"BM": 64}, spec.at(), H200) == "the parameter BN is missing"

@@ -25,7 +25,7 @@ EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*/*.toml")) if "[k
 
 
 def estimate(spec: KernelSpec, space: SearchSpace, **sizes: int) -> TimeEstimate:
-    found = estimate_times(spec, {**spec.sizes, **sizes}, H200, space)
+    found = estimate_times(spec, spec.at({**spec.sizes, **sizes}), H200, space)
     assert found is not None
     return found
 
@@ -40,7 +40,7 @@ def test_the_first_of_the_order_are_fast(path):
     header = recording.header
     space = SearchSpace(header.parameters, np.asfortranarray(recording.codes), 0, (), (), 0.0)
     spec, device = load_kernel(header.key.kernel).spec, header.device or H200
-    found = estimate_times(spec, header.key.sizes, device, space, header.key.dtype)
+    found = estimate_times(spec, header.key.problem, device, space)
     assert found is not None
     times = np.where(recording.ok, recording.columns["time_us"], np.inf)
     order = np.argsort(found.time_us)
@@ -53,7 +53,7 @@ def test_the_first_of_the_order_are_fast(path):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_estimated(path):
     spec = load_kernel(str(path)).spec
-    space = feasible_space(spec, spec.sizes, H200)
+    space = feasible_space(spec, spec.at(), H200)
     found = estimate(spec, space)
     assert found.time_us.shape == (len(space),)
     assert (found.time_us > 0).all()
@@ -62,14 +62,14 @@ def test_every_example_is_estimated(path):
 @pytest.mark.parametrize("name", profile_names())
 def test_every_device_is_estimated(name):
     spec, device = parse_spec(SGEMM, "sgemm.toml"), device_profile(name)
-    space = feasible_space(spec, spec.sizes, H200)
-    assert estimate_times(spec, spec.sizes, device, space) is not None
-    assert estimate_times(spec, spec.sizes, replace(device, clock_mhz=0.0), space) is not None
+    space = feasible_space(spec, spec.at(), H200)
+    assert estimate_times(spec, spec.at(), device, space) is not None
+    assert estimate_times(spec, spec.at(), replace(device, clock_mhz=0.0), space) is not None
 
 
 def test_a_part_of_a_space_has_the_same_times():
     spec = load_kernel("sgemm").spec
-    space = feasible_space(spec, spec.sizes, H200)
+    space = feasible_space(spec, spec.at(), H200)
     kept = np.random.default_rng(0).random(len(space)) < 0.01
     whole, part = estimate(spec, space), estimate(spec, space.select(kept))
     np.testing.assert_allclose(part.time_us, whole.time_us[kept])
@@ -102,8 +102,8 @@ def test_a_split_fills_an_idle_device_and_a_persistent_kernel_has_the_blocks_of_
 @given(st.tuples(*[st.integers(1, 2**20)] * 3), st.sampled_from(["float32", "float64"]))
 def test_any_problem_has_finite_times(sizes, dtype):
     spec = parse_spec(SGEMM, "sgemm.toml")
-    space = feasible_space(spec, spec.sizes, H200)
-    found = estimate_times(spec, dict(zip("MNK", sizes, strict=True)), H200, space, dtype)
+    space = feasible_space(spec, spec.at(), H200)
+    found = estimate_times(spec, spec.at(dict(zip("MNK", sizes, strict=True)), dtype), H200, space)
     assert found is not None
     assert np.isfinite(found.time_us).all()
     assert (found.time_us > 0).all()
@@ -120,7 +120,7 @@ def test_any_problem_has_finite_times(sizes, dtype):
 def test_a_file_that_says_too_little_has_no_estimate(old, new, change):
     spec = parse_spec(SGEMM.replace(old, new), "sgemm.toml")
     space = table(spec, dict(spec.default), {**spec.default, **change})
-    assert estimate_times(spec, spec.sizes, H200, space) is None
+    assert estimate_times(spec, spec.at(), H200, space) is None
 
 
 def test_work_and_registers_make_it_more_than_a_guess():

@@ -14,7 +14,7 @@ from autotile.cuda.instance import ProblemInstance
 from autotile.cuda.packing import pack_arguments
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import load_cupy
-from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
+from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.library import Kernel
 
 Sizes = dict[str, int]
@@ -27,13 +27,15 @@ class TemplateOnDevice:
         self._kernel, self._device, self._support = kernel, device, support
 
     def compiled(self, config: Config, dtype: str, flags: Sizes) -> StepFunctions:
-        cubin = compile_cubin(compile_job(self._kernel, config, dtype, self._device.architecture, flags))
+        cubin = compile_cubin(
+            compile_job(self._kernel, config, self._kernel.spec.at(flags, dtype), self._device.architecture)
+        )
         symbols = {entry: found.symbol for entry, found in cubin.functions.items()}
         return StepFunctions(self._kernel.spec.steps, cubin.cubin, symbols)
 
     def expect_right(self, functions: StepFunctions, config: Config, dtype: str, sizes: Sizes, *, check: bool) -> None:
         """Twice in a row, so that what one launch leaves in the workspaces meets the next one."""
-        instance = ProblemInstance(self._kernel.spec, sizes, dtype, self._support, check=check)
+        instance = ProblemInstance(self._kernel.spec, self._kernel.spec.at(sizes, dtype), self._support, check=check)
         bound = instance.bind(config, self._device)
         launch = LaunchSequence(functions, bound.plan, bound.arguments)
         for _ in range(2):
@@ -61,7 +63,8 @@ class TemplateOnDevice:
         a, b = room_a[offsets[0] :][: m * k], room_b[offsets[1] :][: k * n]
         room_c = cp.full(m * n + 64, cp.nan, cp.float16)
         c = room_c[offsets[2] :][: m * n]
-        data = LaunchData.of(self._kernel.spec, "float16", known_names(self._kernel.spec, config, sizes, self._device))
+        of = self._kernel.spec, config, self._kernel.spec.at(sizes, "float16"), self._device
+        data = LaunchData.of(*of)
         workspaces = {w.name: cp.zeros(w.size_bytes, cp.uint8) for w in data.workspaces}
         bound = {s.name: np.int32(sizes[s.name]) for s in self._kernel.spec.scalars if s.name in sizes}
         arguments = pack_arguments(
@@ -70,7 +73,7 @@ class TemplateOnDevice:
             addresses={name: x.data.ptr if x.size else 0 for name, x in {"A": a, "B": b, "C": c, **workspaces}.items()},
             scalars={**bound, "alpha": np.float32(1), "beta": np.float32(0)},
         )
-        plan = LaunchPlan.of(self._kernel.spec, config, sizes, self._device)
+        plan = LaunchPlan.of(*of)
         LaunchSequence(self.compiled(config, "float16", sizes), plan, [arguments])()
         wide_a, wide_b = a.astype(cp.float64), b.astype(cp.float64)
         left = wide_a.reshape(k, m).T if sizes["TRANS_A"] else wide_a.reshape(m, k)

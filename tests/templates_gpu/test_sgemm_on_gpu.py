@@ -29,7 +29,9 @@ def spread(kernel: Kernel, flags: dict[str, int]) -> list[Config]:
     """Configurations from all over the spaces of middling problems: all widths of loads, padded and swizzled tiles."""
     configs = []
     for place, (m, n, k) in enumerate(SPACES_OF):
-        space = feasible_space(kernel.spec, {"M": m, "N": n, "K": k, "BATCH": 1, **flags}, live_device())
+        space = feasible_space(
+            kernel.spec, kernel.spec.at({"M": m, "N": n, "K": k, "BATCH": 1, **flags}), live_device()
+        )
         for swizzle in (0, 1):
             rows = np.flatnonzero(space.column("SWIZZLE") == swizzle)
             if rows.size:

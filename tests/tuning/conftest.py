@@ -51,7 +51,7 @@ class Bench:
         return resolve_problem(self.kernel.spec, {"n": n})
 
     def configs(self, n: int = SIZE) -> list[dict[str, Any]]:
-        space = feasible_space(self.kernel.spec, {"n": n}, self.device)
+        space = feasible_space(self.kernel.spec, self.kernel.spec.at({"n": n}), self.device)
         return [space.config(row) for row in range(len(space))]
 
     def key(self, n: int = SIZE, l2: L2Mode = "cold", **changes: Any) -> TuningKey:

@@ -76,7 +76,7 @@ class TestRule:
         assert (rule.mean_loss, result.interrupted) == (0.0, False)
         assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in rule.configs}
         for n, expected in ((2999, FEW), (50_000, MANY)):
-            order = rule.order(bench.kernel.spec, bench.device, {"n": n})
+            order = rule.order(bench.kernel.spec, bench.device, bench.kernel.spec.at({"n": n}))
             assert rule.configs[order[0]].config == expected
         assert result.default_loss == pytest.approx(0.4)  # 14 us instead of 10
         assert result.to_json()["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": dict(rule.worst.sizes)}

@@ -55,7 +55,7 @@ def pinned(request):
 def wide(rewrite, compiled_once):
     """Return the wider kernel, its recording and the rows of the trials that are stored, in their order."""
     bench = rewrite(WIDER)
-    space = feasible_space(bench.kernel.spec, bench.problem().sizes, bench.device)
+    space = feasible_space(bench.kernel.spec, bench.kernel.spec.at(bench.problem().sizes), bench.device)
     row_of = {config_key(space.config(row)): row for row in range(len(space))}
     recording = bench.record(judged)
 

@@ -155,7 +155,7 @@ BAD, WRONG, DEAD = Outcome.COMPILE_FAILED, Outcome.WRONG_RESULT, Outcome.CRASHED
 
 @pytest.fixture
 def space(bench):
-    return feasible_space(bench.kernel.spec, {"n": 4096}, bench.device)
+    return feasible_space(bench.kernel.spec, bench.kernel.spec.at({"n": 4096}), bench.device)
 
 
 def make(threads: int, work: int, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:

@@ -54,8 +54,8 @@ class TestSearch:
 
     def test_the_default_is_tried_first_and_then_the_least_estimate(self, bench):
         bench.tune(bench.record(), sampler="feasible", trials=6)
-        space = feasible_space(bench.kernel.spec, bench.problem().sizes, bench.device)
-        found = estimate_times(bench.kernel.spec, bench.problem().sizes, bench.device, space)
+        space = feasible_space(bench.kernel.spec, bench.kernel.spec.at(bench.problem().sizes), bench.device)
+        found = estimate_times(bench.kernel.spec, bench.kernel.spec.at(bench.problem().sizes), bench.device, space)
         least = space.config(int(np.argmin(found.time_us)))
         assert [trial.config for trial in bench.stored()[:2]] == [DEFAULT, least]
         bench.tune(bench.record(), sampler="random", trials=3, fresh=True)

@@ -104,7 +104,7 @@ def test_steps_that_share_parameters(tmp_path, name):
 def times(tmp_path):
     kernel = kernel_of(tmp_path)
     spec = kernel.spec
-    return StepTimes(independent_groups(kernel), feasible_space(spec, spec.sizes, H200), spec.default, 0)
+    return StepTimes(independent_groups(kernel), feasible_space(spec, spec.at(), H200), spec.default, 0)
 
 
 def stepped(config: dict[str, int], first_us: float, second_us: float) -> Trial:
@@ -167,6 +167,7 @@ def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scor
     assert found.scores == {"rate": 500.0, "share": 0.5}
     assert (found.cost, found.telemetry["max_error"]) == (8.0, 1e-6)
     assert scorer(spec, "time_us / WORK").scored(trial(4, 8.0)).cost == 2.0
+    assert scorer(spec, "time_us / dtype_bytes").scored(trial(4, 8.0)).cost == 2.0
     found = scorer(spec, "rate * WORK", maximize=True).scored(trial(4, 8.0))
     assert list(found.scores.items()) == [("objective", 2000.0), ("rate", 500.0), ("share", 0.5)]
     assert found.cost == 1 / 2000

@@ -98,15 +98,17 @@ def test_occupancy_is_the_drivers_own(cubin_cache_folder):
     kernel = load_kernel(str(STENCIL))
     device = live_device()
     sizes = {"H": HEIGHT, "W": WIDTH}
-    space = feasible_space(kernel.spec, sizes, device)
+    space = feasible_space(kernel.spec, kernel.spec.at(sizes), device)
     cache = CubinCache(cubin_cache_folder, 10**9)
     load_cupy().cuda.Device(0).use()
     for row in range(0, len(space), max(1, len(space) // 12)):
         config = space.config(row)
-        cubin = cache.get_or_compile(compile_job(kernel, config, "float32", device.architecture))
-        ours = compiled_occupancy(launch_geometry(kernel.spec, config, sizes, device), cubin.resources, device)
+        cubin = cache.get_or_compile(compile_job(kernel, config, kernel.spec.at(), device.architecture))
+        ours = compiled_occupancy(
+            launch_geometry(kernel.spec, config, kernel.spec.at(sizes), device), cubin.resources, device
+        )
         functions = loaded(Candidate(config, str(cubin.path)), kernel.spec).tuned
-        plan = LaunchPlan.of(kernel.spec, config, sizes, device)
+        plan = LaunchPlan.of(kernel.spec, config, kernel.spec.at(sizes), device)
         functions.opt_in(plan)
         geometry = plan.main.geometry
         drivers = functions[plan.main.step].blocks_per_sm(geometry.threads, geometry.dynamic_smem_bytes)

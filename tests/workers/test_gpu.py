@@ -45,7 +45,7 @@ def gpu(kernel, cache):
 def candidate(kernel, cache):
     def make(fault: str = HEALTHY, threads: int = 128) -> Candidate:
         config: Config = {"THREADS": threads, "FAULT": fault}
-        job = compile_job(kernel, config, "float32", live_device().architecture)
+        job = compile_job(kernel, config, kernel.spec.at(), live_device().architecture)
         return Candidate(config, str(CubinCache(cache, 10**9).get_or_compile(job).path))
 
     return make

@@ -42,7 +42,7 @@ def results(function: Callable[..., Any], *sets: DrawnInputs, limit_s: float = 3
 
 
 def inputs(seed: int = 0) -> dict[str, np.ndarray]:
-    maker = input_maker(SPEC, SIZES, "float32", seed=seed, check=True)
+    maker = input_maker(SPEC, SPEC.at(SIZES), seed=seed, check=True)
     return {name: maker(name).astype(np.float64) for name in ("A", "B", "C")}
 
 
