@@ -118,7 +118,7 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
 
     def merge() -> None:
         autotile.db_merge([path], fresh("merged.db"))
-        assert autotile.db_check(folder / "merged.db").whole
+        assert autotile.db_check(folder / "merged.db").ok
 
     def merge_into() -> None:
         autotile.db_merge([folder / "template.db"], Path(shutil.copy(path, fresh("target.db"))))
@@ -131,7 +131,7 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
         return lambda: autotile.get_best_kernel(KERNEL, M=m, N=512, K=512, device="h200", database=path)
 
     def check() -> None:
-        assert autotile.db_check(path).check is not None
+        assert autotile.db_check(path).exists
 
     return {
         "list": lambda: repr(autotile.list(database=path)) + autotile.list(database=path)._repr_html_(),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, interval_text, plural, time_text
 from autotile.database.care import (
     CleanedStudy,
-    CopiedRows,
     DatabaseCheck,
     MergedStudy,
     check_database,
@@ -158,12 +157,12 @@ class MergeResult(Result):
 
     output: str
     """Location of the database that was merged into."""
-    copied: tuple[tuple[str, CopiedRows], ...]
-    """Location of each source, with the numbers of rows that were new."""
+    copied: tuple[tuple[str, Mapping[str, int]], ...]
+    """Location of each source, with its numbers of new ``studies``, ``runs``, ``trials`` and ``rules``."""
     studies: tuple[MergedStudy, ...]
 
     def _headline(self) -> str:
-        trials = plural(sum(rows.trials for _, rows in self.copied), "new trial")
+        trials = plural(sum(rows["trials"] for _, rows in self.copied), "new trial")
         winners = counted_text((study.key for study in self.studies), "study", "studies")
         return f"{trials} in {self.output}, {winners} with several winners"
 
@@ -171,8 +170,8 @@ class MergeResult(Result):
         """Yield the rows copied from each source, then the decisions between different winners."""
         facts: Facts = [("merged into", self.output)]
         for name, new in self.copied:
-            found = f"{plural(new.trials, 'new trial')} of {plural(new.runs, 'run')}"
-            facts.append(("from", f"{name}: {found}, {plural(new.studies, 'new study', 'new studies')}"))
+            found = f"{plural(new['trials'], 'new trial')} of {plural(new['runs'], 'run')}"
+            facts.append(("from", f"{name}: {found}, {plural(new['studies'], 'new study', 'new studies')}"))
         yield facts
         if self.studies:
             headings = (*STUDY_HEADINGS, "served", f"{RIGHT}time", "other", f"{RIGHT}its time", "decision")
@@ -193,7 +192,7 @@ class MergeResult(Result):
         """Return the rows copied, and the decisions."""
         return {
             "output": self.output,
-            "copied": [{"database": name, **asdict(rows)} for name, rows in self.copied],
+            "copied": [{"database": name, **rows} for name, rows in self.copied],
             "studies": [
                 {
                     **versioned_document(study.key),
@@ -419,64 +418,8 @@ def db_clean(
         return CleanResult(writable.location, tuple(clean_database(writable, name, **chosen)), dry_run)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class CheckResult(Result):
-    """Result of a check of a database."""
-
-    location: str
-    """Path or URL of the database, without a password."""
-    check: DatabaseCheck | None
-    """Numbers of rows and faults found; None if there is no database yet."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether no fault was found; a database that does not exist yet has none."""
-        return self.check is None or self.check.ok
-
-    def _headline(self) -> str:
-        if self.check is None:
-            return f"{self.location} does not exist yet"
-        faults = len(self.check.problems) + len(self.check.bad_rows)
-        return f"{self.location}: {'whole' if self.whole else plural(faults, 'fault')}"
-
-    def _parts(self) -> Iterator[Part]:
-        check = self.check
-        if check is None:
-            yield [("database", self.location), ("state", "not there yet; the first `autotile tune` makes it")]
-            return
-        counts = ", ".join(f"{name} {count:,}" for name, count in check.counts.items())
-        facts: Facts = [("database", self.location), ("schema", check.revision), ("rows", counts or "unknown")]
-        if check.unfinished_runs:
-            facts.append(("unfinished", f"{plural(check.unfinished_runs, 'run')}: still going, or killed"))
-        facts.append(("state", [*check.problems, *map(str, check.bad_rows)] or ["whole"]))
-        if check.bad_rows:
-            cure = f"`autotile db merge {self.location} -o NEW.db` copies the other rows to a new database"
-            facts.append(("cure", cure))
-        yield facts
-
-    def to_json(self) -> Any:
-        """Return the numbers of rows and the faults."""
-        check = self.check
-        found = check or DatabaseCheck(self.location, ())
-        faults = [
-            {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault} for row in found.bad_rows
-        ]
-        return to_document(
-            {
-                "database": self.location,
-                "exists": check is not None,
-                "ok": self.whole,
-                "revision": check and check.revision,
-                "rows": found.counts,
-                "unfinished_runs": found.unfinished_runs,
-                "problems": found.problems,
-                "bad_rows": faults,
-            }
-        )
-
-
 @checked
-def db_check(database: str | Path | None = None) -> CheckResult:
+def db_check(database: str | Path | None = None) -> DatabaseCheck:
     """Check the database for damage, lost rows and rows that cannot be used.
 
     Parameters
@@ -493,11 +436,11 @@ def db_check(database: str | Path | None = None) -> CheckResult:
     try:
         opened = open_for_reading(database)
     except DamagedDatabaseError as error:
-        return CheckResult(location, DatabaseCheck(location, (str(error),)))
+        return DatabaseCheck(location, (str(error),))
     if opened is None:
-        return CheckResult(location, None)
+        return DatabaseCheck(location, exists=False)
     with opened:
-        return CheckResult(location, check_database(opened))
+        return check_database(opened)
 
 
 @checked

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -23,7 +22,7 @@ from autotile.api.targets import merge_sizes
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.documents import to_document, toml_text
 from autotile.core.model import Config
-from autotile.core.text import Part, Result
+from autotile.core.text import Facts, Part, Result, Written
 from autotile.database.paths import write_output
 from autotile.errors import InputError
 from autotile.kernel.expressions import is_c_identifier, is_keyword, python_source
@@ -430,35 +429,8 @@ _FILES = {"{}.cu": "NAME.cu", "{}.toml": "NAME.toml", "test_{}.py": "test_NAME.p
 _MAX_NAME = 64
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class NewKernel(Result):
-    """Files of a new kernel."""
-
-    name: str
-    source: Path
-    space: Path
-    test: Path
-
-    def _headline(self) -> str:
-        return f"{self.name}: {self.source}, {self.space}, {self.test}"
-
-    def _parts(self) -> Iterator[Part]:
-        """Yield the files, and the command to go on with."""
-        yield [
-            ("source", str(self.source)),
-            ("search space", str(self.space)),
-            ("test", f"{self.test}, for pytest"),
-            ("inspect it", f"autotile space {self.space}"),
-            ("tune it", f"autotile tune {self.space} N=16777216"),
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the name and the paths."""
-        return {name: str(value) for name, value in asdict(self).items()}
-
-
 @checked
-def new(name: str, folder: str | Path = ".") -> NewKernel:
+def new(name: str, folder: str | Path = ".") -> Written:
     """Write a small kernel, its search-space file and a test, which tune as they are.
 
     The files are NAME.cu, NAME.toml and test_NAME.py. Nothing is overwritten.
@@ -469,6 +441,11 @@ def new(name: str, folder: str | Path = ".") -> NewKernel:
         Name of the kernel, a C identifier; its function is NAME_kernel.
     folder
         Folder of the files. It must exist.
+
+    Returns
+    -------
+    Written
+        Its ``file`` is the search-space file.
 
     Raises
     ------
@@ -502,4 +479,12 @@ def new(name: str, folder: str | Path = ".") -> NewKernel:
             path.unlink(missing_ok=True)
         raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
     source, space, test = contents
-    return NewKernel(name, source, space, test)
+    facts: Facts = [
+        ("source", str(source)),
+        ("search space", str(space)),
+        ("test", f"{test}, for pytest"),
+        ("inspect it", f"autotile space {space}"),
+        ("tune it", f"autotile tune {space} N=16777216"),
+    ]
+    document = {"name": name, "source": str(source), "space": str(space), "test": str(test)}
+    return Written(space, f"{name}: {source}, {space}, {test}", [facts], document)

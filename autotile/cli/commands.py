@@ -363,7 +363,7 @@ COMMANDS: Mapping[str, Command] = {
         f"{_DB}check",
         ("autotile db check", "autotile db check --db team.db --json"),
         remark="Exits with 1 if a fault is found.",
-        code=lambda result: 0 if result.whole else NOTHING_FOUND,
+        code=lambda result: 0 if result.ok else NOTHING_FOUND,
     ),
     "db path": Command(f"{_DB}path", ("autotile db path", "sqlite3 $(autotile db path) .tables")),
     "db merge": Command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,10 +12,10 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, inspect, literal_column, select, update
 
 from autotile.core.device import device_profile
-from autotile.core.documents import canonical_json
+from autotile.core.documents import canonical_json, to_document
 from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
-from autotile.core.text import plural
+from autotile.core.text import Facts, Part, Result, plural
 from autotile.database.database import (
     BadRowError,
     Database,
@@ -64,13 +65,14 @@ _PARSERS: Mapping[str, Callable[[Row], object]] = {
 _MAX_PROBLEMS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseCheck:
-    """Result of an integrity check."""
+@dataclass(frozen=True, slots=True, repr=False)
+class DatabaseCheck(Result):
+    """Result of an integrity check of a database, whose path or URL is without a password."""
 
     location: str
-    problems: tuple[str, ...]
+    problems: tuple[str, ...] = ()
     """One line for each fault of the file; empty if there is none. Damage makes the rest unreadable."""
+    exists: bool = True
     revision: str = "unknown"
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of rows by table."""
@@ -81,8 +83,45 @@ class DatabaseCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether no fault was found."""
+        """Whether no fault was found; a database that does not exist yet has none."""
         return not self.problems and not self.bad_rows
+
+    def _headline(self) -> str:
+        if not self.exists:
+            return f"{self.location} does not exist yet"
+        return f"{self.location}: {'whole' if self.ok else plural(len(self.problems) + len(self.bad_rows), 'fault')}"
+
+    def _parts(self) -> Iterator[Part]:
+        if not self.exists:
+            yield [("database", self.location), ("state", "not there yet; the first `autotile tune` makes it")]
+            return
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+        facts: Facts = [("database", self.location), ("schema", self.revision), ("rows", counts or "unknown")]
+        if self.unfinished_runs:
+            facts.append(("unfinished", f"{plural(self.unfinished_runs, 'run')}: still going, or killed"))
+        facts.append(("state", [*self.problems, *map(str, self.bad_rows)] or ["whole"]))
+        if self.bad_rows:
+            cure = f"`autotile db merge {self.location} -o NEW.db` copies the other rows to a new database"
+            facts.append(("cure", cure))
+        yield facts
+
+    def to_json(self) -> Any:
+        """Return the numbers of rows and the faults."""
+        return to_document(
+            {
+                "database": self.location,
+                "exists": self.exists,
+                "ok": self.ok,
+                "revision": self.revision if self.exists else None,
+                "rows": self.counts,
+                "unfinished_runs": self.unfinished_runs,
+                "problems": self.problems,
+                "bad_rows": [
+                    {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault}
+                    for row in self.bad_rows
+                ],
+            }
+        )
 
 
 def check_database(database: Database) -> DatabaseCheck:
@@ -140,16 +179,6 @@ _RUN_IDENTITY = ("started_at", "host", "sampler", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedRows:
-    """Numbers of rows that were new to the target."""
-
-    studies: int
-    runs: int
-    trials: int
-    rules: int
-
-
-@dataclass(frozen=True, slots=True)
 class MergedStudy:
     """A study for which the merged databases named different winners."""
 
@@ -165,13 +194,13 @@ class MergedStudy:
     verification once. Or the faster one is ``taken``."""
 
 
-def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list[CopiedRows], list[MergedStudy]]:
+def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list[Counter[str]], list[MergedStudy]]:
     """Copy everything that the sources hold into the target, and choose what it serves where winners differ.
 
     Of several winners of a study, the fastest is served if the intervals of the times tell it from the one that would
     be served otherwise, that of the newest session: by the order of recording in one database, by date in several.
-    Return the rows that were new, one entry per source, and the studies for which the databases named different
-    winners.
+    Return, for each source, the numbers of its rows that were new as of `copy_missing_rows`, and the studies for which
+    the databases named different winners.
     """
     winners: dict[str, list[StoredBest]] = {}
     for best in (best for database in (target, *sources) for best in database.best()):
@@ -181,32 +210,33 @@ def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list
     return copied, [study for study in settled if study is not None]
 
 
-def copy_missing_rows(source: Database, target: Database) -> CopiedRows:
+def copy_missing_rows(source: Database, target: Database) -> Counter[str]:
     """Copy the studies, runs, trials, families, models, ceilings and misses that the target lacks, in one transaction.
 
+    Return the numbers of new ``studies``, ``runs``, ``trials`` and ``rules``.
     Existing rows of the target change in three cases only: a run that has ended in the source ends in the target too, a
     family, a model or a GPU takes the newer row, and a miss that both have counted takes the greater count, as copies
     of one database have counted the same calls.
     """
     with source.reading() as theirs, target.writing() as ours:
-        studies = runs = trials = rules = 0
+        new = Counter(studies=0, runs=0, trials=0, rules=0)
         for row in usable_rows(theirs, STUDIES):
             study_id = ours.execute(select(STUDIES.c.id).where(STUDIES.c.digest == row["digest"])).scalar_one_or_none()
             if study_id is None:
                 insert = STUDIES.insert().returning(STUDIES.c.id)
                 study_id = int(ours.execute(insert, _values(STUDIES, row)).scalar_one())
-                studies += 1
-            new_runs, new_trials = _copy_runs(theirs, ours, row["id"], study_id)
-            runs, trials = runs + new_runs, trials + new_trials
+                new["studies"] += 1
+            runs, trials = _copy_runs(theirs, ours, row["id"], study_id)
+            new.update(runs=runs, trials=trials)
         for table in (FAMILIES, MODELS, CEILINGS):
             for row in usable_rows(theirs, table):
-                rules += copy_learned(ours, table, row) and row.get("rule") is not None
+                new["rules"] += copy_learned(ours, table, row) and row.get("rule") is not None
         greater = func.greatest if ours.dialect.name == "postgresql" else func.max
         for row in usable_rows(theirs, MISSES):
             miss = insert_for(ours, MISSES).values(**_values(MISSES, row))
             change = {name: greater(MISSES.c[name], miss.excluded[name]) for name in ("count", "last_at")}
             ours.execute(miss.on_conflict_do_update(index_elements=identity_of(MISSES), set_=change))
-        return CopiedRows(studies, runs, trials, rules)
+        return new
 
 
 def _copy_runs(theirs: Connection, ours: Connection, from_study: int, study_id: int) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def test_best(mine, scale_toml):
 
 def test_lists(mine, scale_toml, monkeypatch):
     empty = results.list(), results.list(families=True), results.list(misses=True)
-    assert (empty[0].studies, empty[1].families, empty[2].misses, databases.db_check().check) == ((), (), (), None)
+    assert (empty[0].studies, empty[1].families, empty[2].misses, databases.db_check().exists) == ((), (), (), False)
     assert "does not exist yet" in repr(databases.db_check())
     mine.put(8192, SLOW, 20.0)
     mine.rank(4096, (FAST, 10.0), (DEFAULT, 20.0), source="replayed")
@@ -75,7 +75,7 @@ def test_lists(mine, scale_toml, monkeypatch):
     for sizes, limit, said in (({}, 0, "limit is 0, expected at least 1"), ({"n": 1}, None, "n is given twice")):
         with pytest.raises(InputError, match=said):
             results.trials(scale_toml, sizes, n=1, limit=limit)
-    shows(databases.db_check(), f"<CheckResult: {mine.path}: whole>", "studies 2, ")
+    shows(databases.db_check(), f"<DatabaseCheck: {mine.path}: whole>", "studies 2, ")
     assert databases.db_path(mine.path) == str(mine.path)
 
     monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
@@ -115,7 +115,7 @@ def test_diff(book, sides, monkeypatch):
 def test_merge_and_clean(sides, tmp_path):
     out = tmp_path / "out.db"
     found = databases.db_merge(sides, out)
-    assert [rows.trials for _, rows in found.copied] == [2, 2]
+    assert [rows["trials"] for _, rows in found.copied] == [2, 2]
     shows(found, f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>")
     path, tomorrow = sides[0], datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):

@@ -332,7 +332,7 @@ class TestSession:
             search()
         assert session.result is None
         assert len(stored("search")) == 1
-        assert autotile.db_check().check.unfinished_runs == 0
+        assert autotile.db_check().unfinished_runs == 0
         with pytest.raises(InputError, match="the session is closed"):
             session.ask()
 

@@ -309,11 +309,12 @@ def test_a_person_reads_the_verdict_first(answer):
 def test_the_files_of_a_new_kernel_of_any_name_are_valid(name, tmp_path):
     made = autotile.new(name, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.cu", f"{name}.toml", f"test_{name}.py"}
-    assert autotile.space(made.space, device="h200").valid == 19
-    explanation = autotile.explain(made.space, device="h200")
+    assert autotile.space(made.file, device="h200").valid == 19
+    explanation = autotile.explain(made.file, device="h200")
     assert explanation.fault == ""
     assert explanation.resources.registers > 0
-    assert "NAME" not in made.source.read_text() + made.space.read_text() + made.test.read_text()
+    written = [Path(made.document[name]) for name in ("source", "space", "test")]
+    assert not any("NAME" in path.read_text() for path in written)
 
 
 def test_the_test_of_a_new_kernel_passes(tmp_path):

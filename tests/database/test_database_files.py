@@ -443,9 +443,9 @@ def test_a_bad_row_is_listed_and_left_as_it_is(case, table, column, value):
             connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = ?", (value, row_id))
         before = content(case)
         found = autotile.db_check(case)
-        assert found.check is not None
-        assert not found.whole
-        (row,) = found.check.bad_rows
+        assert found.exists
+        assert not found.ok
+        (row,) = found.bad_rows
         assert (row.table, row.row_id) == (table, row_id)
         assert row.field.startswith("learned_at" if (column, row_id) == ("rule", 3) else column)  # a rule has its date
         if table == "ceilings":

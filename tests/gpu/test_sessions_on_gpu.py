@@ -275,7 +275,7 @@ def test_a_candidate_for_a_kernel_without_a_reference(tmp_path, factor, right):
 
 def test_a_new_kernel_tunes_as_it_is(tmp_path):
     made = autotile.new("blur", tmp_path)
-    result = autotile.tune(made.space, N=1 << 20, options=OPTIONS, progress=False)
+    result = autotile.tune(made.file, N=1 << 20, options=OPTIONS, progress=False)
     assert result.winner is not None
     assert set(result.outcomes) <= {Outcome.OK, Outcome.PRUNED}
 
