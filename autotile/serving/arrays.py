@@ -52,11 +52,14 @@ def accepted_pointers(signature: Signature, specs: Sequence[ArraySpec], device_i
 
 
 def library_of(array: Any) -> ArrayLibrary | None:
-    """Return the library of an array; None unless it is CuPy or PyTorch."""
-    if type(array) is load_cupy().ndarray:
-        return cupy_library()
+    """Return the library of an array; None unless it is CuPy or PyTorch.
+
+    A tensor does not wait for the import of CuPy, which takes 0.1 s.
+    """
     torch = sys.modules.get("torch")
-    return torch_library(torch) if torch is not None and isinstance(array, torch.Tensor) else None
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch_library(torch)
+    return cupy_library() if type(array) is load_cupy().ndarray else None
 
 
 def cupy_library() -> CupyLibrary:
