@@ -11,10 +11,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Queue
-from types import ModuleType
 
 _JOIN_S = 10.0
 """Maximum wait at exit for a compilation, which cannot be interrupted."""
@@ -29,34 +28,6 @@ def at_exit(run: Callable[[], object]) -> None:
     else:  # its import takes 5 ms
         process = os.getpid()
         atexit.register(lambda: run() if os.getpid() == process else None)
-
-
-class _GivesWay:
-    """A finder of modules that finds none, but has a thread aside pause before each module that it imports.
-
-    An import gives up the interpreter's lock again and again for microseconds, and takes it back before a thread that
-    waits for it has woken up, whose wait then begins anew (CPython, ``take_gil``). Without the pauses a program stands
-    still for 0.1 s while CuPy is imported.
-    """
-
-    pause_s = 0.0002
-
-    def __init__(self) -> None:
-        self._threads: set[int] = set()
-
-    def add_thread(self) -> None:
-        """Let this thread pause from now on, for as long as it runs."""
-        self._threads.add(threading.get_ident())
-        if self not in sys.meta_path:  # which it stays in: other threads may be reading the list
-            sys.meta_path.insert(0, self)
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /) -> None:
-        """Find nothing, after the pause."""
-        if threading.get_ident() in self._threads:
-            time.sleep(self.pause_s)
-
-
-_gives_way = _GivesWay()
 
 
 class AsideThreads:
@@ -105,7 +76,6 @@ class AsideThreads:
             thread.join(max(end_s - time.monotonic(), 0.0))
 
     def _run(self) -> None:
-        _gives_way.add_thread()
         while not self._stop.is_set():
             job = self._jobs.get()
             if self._pause_s:
