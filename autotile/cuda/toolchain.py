@@ -80,13 +80,17 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+_FROZEN_BY_A_PROGRAM = 1000
+"""Objects out of the garbage collector's reach from which on a program put them there; Python 3.12 begins with 375."""
+
+
 @lru_cache
 def load_cupy() -> ModuleType:
     """Return the ``cupy`` module.
 
     Raise `ToolchainError` if CuPy is not installed.
     """
-    if "cupy" not in sys.modules and not gc.get_freeze_count():
+    if "cupy" not in sys.modules and gc.get_freeze_count() < _FROZEN_BY_A_PROGRAM:
         # The import makes so many objects that CPython would begin a full collection, of 0.1 s with PyTorch's objects.
         # Once frozen and thawed, all earlier objects are old ones, and its count of collections begins anew.
         gc.freeze()

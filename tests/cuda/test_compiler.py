@@ -568,6 +568,25 @@ def test_without_the_wheels_there_are_no_headers_and_without_cupy_the_cure(monke
         load_cupy.__wrapped__()
 
 
+@pytest.mark.parametrize(("load", "collections"), [("import cupy", 1), ("toolchain.load_cupy()", 0)])
+def test_the_import_of_cupy_begins_no_full_collection(load, collections):
+    """In a process that is about to, and so does as CuPy is imported otherwise."""
+    script = f"""
+import gc, sys
+from autotile.cuda import toolchain
+gc.disable()
+kept = [[] for _ in range(300_000)]
+while gc.get_count()[2] <= gc.get_threshold()[2]:
+    gc.collect(1)
+gc.enable()
+before = gc.get_stats()[2]["collections"]
+assert "cupy" not in sys.modules
+{load}
+print(gc.get_stats()[2]["collections"] - before, gc.get_freeze_count() < 1000)
+"""
+    assert python("-c", script, check=True).stdout.split() == [str(collections), "True"]
+
+
 RESOURCES = Resources(32, 0, 0, 0, 1024)
 
 
