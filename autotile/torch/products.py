@@ -144,11 +144,11 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
             known = _chosen((a, b), options, key, problem, (*a.shape[:-1], b.shape[-1]))
             if known is None:
-                return _torch_matmul(a.detach(), b.detach())
+                return _torch_matmul(a, b)
         if known is not None and known.kernel.is_library and read_settings().capture is None:
             _leave(key, known.kernel)
             known.kernel.count_call()
-            return _torch_matmul(a.detach(), b.detach())
+            return _torch_matmul(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
