@@ -527,16 +527,12 @@ def takes_product(kernel: BoundKernel) -> bool:
 
 
 class KnownProduct(msgspec.Struct, frozen=True, gc=False):
-    """Products of arrays of one kind: what computes them, the function that allocates the result, and the device.
-
-    ``starts`` is that of `BoundKernel.launch_at`.
-    """
+    """Products of arrays of one kind: what computes them, the function that allocates the result, and the device."""
 
     kernel: BoundKernel
     allocate: Callable[[], Any]
     device_index: int
     library: ArrayLibrary
-    starts: bool
 
     def launch(self, a: Any, b: Any, out: Any = None) -> Any:
         """Compute the product of such arrays into one like a new one, or a new one, and return it.
@@ -548,7 +544,11 @@ class KnownProduct(msgspec.Struct, frozen=True, gc=False):
             out = self.allocate()
         address = library.address
         pointers = address(a), address(b), address(out)
-        is_launched = self.kernel.launch_at(library.stream(self.device_index), pointers, starts=self.starts)
+        kernel, stream = self.kernel, library.stream(self.device_index)
+        is_launched = kernel.launch_at(stream, pointers) or (
+            # The first launch of a kernel, which may have taken over just now.
+            takes_product(kernel) and kernel.launch_at(stream, pointers, starts=True)
+        )
         return out if is_launched else None
 
 
@@ -612,7 +612,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
 
         def keep(kernel: BoundKernel) -> KnownProduct:
             self._libraries.update(dict.fromkeys(kinds, library))
-            return self.keep(_untracked(key), KnownProduct(kernel, allocate, device, library, takes_product(kernel)))
+            return self.keep(_untracked(key), KnownProduct(kernel, allocate, device, library))
 
         return keep
 
