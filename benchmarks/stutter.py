@@ -4,9 +4,10 @@
 
 Each size is called once by either, in turn, and the host time of the call is measured until it returns; the GPU is
 idle before it. Then all sizes are called once more, by when the choices for most have been made. Products are checked
-against torch's. A cold process begins with an empty cubin cache and database, a warm one has called the same number of
-other sizes before. The table gives the host time in milliseconds, median, 99th percentile and worst, of the first and
-of the second calls; Python's full garbage collections, which may begin in any call, are counted, and the longest given.
+against torch's. A cold process has called nothing of autotile before, and begins with an empty cubin cache and
+database; a warm one has called the same number of other sizes. The table gives the host time in milliseconds, median,
+99th percentile and worst, of the first and of the second calls; Python's full garbage collections, which may begin in
+any call, are counted, and the longest given.
 """
 
 from __future__ import annotations
@@ -76,7 +77,6 @@ def measure(dtype: str, count: int, seed: int) -> dict[str, Any]:
     problems = draw(RANGES, (), 2 * count, seed)
     memory = torch.randn(RANGES["M"][1] * RANGES["K"][1], device="cuda").to(kind)
     torch.mm(memory[:64].view(8, 8), memory[:64].view(8, 8))  # context and cuBLAS
-    autotile.torch.matmul(memory[:64].view(8, 8), memory[:64].view(8, 8))
 
     def timed(product: Callable[[Any, Any], Any], a: Any, b: Any) -> tuple[float, Any]:
         torch.cuda.synchronize()
