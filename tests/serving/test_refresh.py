@@ -681,6 +681,30 @@ class TestAside:
         threads.stop()
         assert not any(thread.is_alive() for thread in threads._threads)
 
+    @pytest.mark.parametrize("own", [None, 0.02])
+    def test_threads_take_short_turns_while_jobs_run_and_what_the_program_sets_stays(self, own):
+        before, together, seen = sys.getswitchinterval(), threading.Barrier(3), list[float]()
+        threads = aside.AsideThreads("test", limit=2, gives_way=True)
+
+        def run() -> None:
+            seen.append(sys.getswitchinterval())
+            together.wait(10)
+            together.wait(10)
+
+        try:
+            threads.add(run)
+            threads.add(run)
+            together.wait(10)
+            if own is not None:
+                sys.setswitchinterval(own)
+            together.wait(10)
+            assert threads.wait(10)
+            assert seen == [0.0005] * 2
+            assert sys.getswitchinterval() == (before if own is None else own)
+        finally:
+            sys.setswitchinterval(before)
+            threads.stop()
+
     @pytest.mark.parametrize("fault", [None, InputError("no kernel computes it")])
     def test_a_product_is_chosen_aside_once_and_faults_are_of_the_next_call(self, fault, chosen):
         chosen.is_compiled, asked, may_choose = True, list[int](), threading.Event()
