@@ -406,8 +406,13 @@ class Load:
     """Share of the wall time in which the GPU workers load, verify or measure, 0 to 1; of several, the mean."""
     compilers_busy: float
     """Mean share of the compile workers that are compiling, 0 to 1."""
-    binds: Literal["gpu", "compilers"]
-    """The bottleneck of the search."""
+    binds: Literal["gpu", "compilers"] | None
+    """The busier of the two, if it is busy for at least half of the time: the search waits for it. None for neither."""
+
+
+_MIN_SHARE_BINDS = 0.5
+"""Share of the time above which a resource binds: with any number of it, a search takes at least one minus this share
+as long, so that below, most of its time is spent elsewhere."""
 
 
 class LoadMeter:
@@ -439,4 +444,6 @@ class LoadMeter:
             return None
         wall_s, compiled_s = last[0] - first[0], last[1] - first[1]
         gpu, compilers = last[2] / wall_s / self._gpu_count, compiled_s / wall_s / self._workers
-        return Load(round(gpu, 3), round(compilers, 3), "gpu" if gpu >= compilers else "compilers")
+        busier: Literal["gpu", "compilers"] = "gpu" if gpu >= compilers else "compilers"
+        binds = busier if max(gpu, compilers) >= _MIN_SHARE_BINDS else None
+        return Load(round(gpu, 3), round(compilers, 3), binds)

@@ -35,6 +35,7 @@ from autotile.core.text import (
     funnel_text,
     interval_text,
     occupancy_text,
+    percent_text,
     plural,
     time_text,
 )
@@ -346,7 +347,8 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             ("matters", self.insight.sentence if self.insight is not None and winner is not None else ""),
         ]
         if drift is not None and drift.spread > _MIN_DRIFT_SHOWN:
-            times = f"{drift.reference_us['least']:.4g} to {drift.reference_us['greatest']:.4g} us ({drift.spread:.1%})"
+            least, greatest = drift.reference_us["least"], drift.reference_us["greatest"]
+            times = f"{least:.4g} to {greatest:.4g} us ({percent_text(drift.spread)})"
             cause = f", as {' and '.join(drift.clock_limits)} lowered the clock" if drift.clock_limits else ""
             if drift.spread > _MIN_FOREIGN_LOAD_DRIFT and not cause:
                 cause = ": something else ran on the GPU; tune again where the winner matters"
@@ -358,9 +360,10 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             ("not learnt", f"from {'; '.join(map(str, self.not_learnt_from))}" if self.not_learnt_from else ""),
         ]
         if load is not None and max(load.compilers_busy, load.gpu_busy) >= 0.005:  # a replay waits for neither
-            shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
-            binding = "GPU" if load.binds == "gpu" else "compilers"
-            facts.append(("busy", f"{shares}: the search waits for the {binding}"))
+            compilers, gpu = 100 * load.compilers_busy, 100 * load.gpu_busy
+            waits = {"gpu": ": the search waits for the GPU", "compilers": ": the search waits for the compilers"}
+            shares = f"the compilers {compilers:.0f} % of the search, the GPU {gpu:.0f} %"
+            facts.append(("busy", shares + (waits[load.binds] if load.binds else "")))
         gpus = [
             f"{use.uuid}: {plural(use.trials, 'trial')}"
             + (f", times x {use.scale:.4f}" if use.scale is not None else "")
