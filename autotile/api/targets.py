@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
 from autotile.core.documents import encode_json
 from autotile.core.model import Config, Problem, Value, split_objectives
@@ -27,7 +28,7 @@ from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.settings import read_settings
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import OPTION_TYPES, TuneOptions
 
 if TYPE_CHECKING:
     from autotile.tuning.lanes import Lane
@@ -512,7 +513,11 @@ def session_options(
             raise InputError(f"{field} is {value!r}, expected True or False")
         if field in ("sampler", "scheduler", "gpu_model") and not isinstance(value, str):
             raise InputError(f"{field} is {value!r}, expected a text")
-        changes[field] = str(value) if field == "database" and value is not None else value
+        if field == "database" and value is not None:
+            value = str(value)
+        if field != name:  # else `TuneOptions` names it as it was written
+            check_value(name, value, OPTION_TYPES[field])
+        changes[field] = value
     options, devices = replace(options, **changes), given.get("devices")
     if options.insecure and not options.scheduler:
         raise InputError("--insecure is of the connection to a scheduler; add --scheduler ADDRESS")

@@ -173,8 +173,13 @@ def open_session(
     """
     check_sampler(options.sampler, options.objectives)
     check_until(options)
+    location = settings.database if options.database is None else options.database
     if options.trace is not None:
-        check_output(options.trace, *([options.replay] if options.replay else []))
+        with fork_guard.use():
+            from autotile.database.engine import parse_location
+
+        for used in (options.replay, parse_location(location)):
+            check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
         backend = stack.enter_context(closing(chosen))
@@ -202,7 +207,6 @@ def open_session(
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
 
-        location = settings.database if options.database is None else options.database
         database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem, backend.device):
