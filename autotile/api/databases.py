@@ -326,11 +326,13 @@ def db_merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
     Raises
     ------
     InputError
-        A source does not exist or cannot be read, or the output cannot be written.
+        There is no source but the output, one does not exist or cannot be read, or the output cannot be written.
     """
     target_location = parse_location(output)
+    others = [source for source in sources if parse_location(source) != target_location]
+    if not others:
+        raise InputError(f"there is nothing to merge into {location_text(output)}; name one other database or more")
     with ExitStack() as stack:
-        others = [source for source in sources if parse_location(source) != target_location]
         opened = [stack.enter_context(open_existing(other)) for other in others]  # all of them before any is written
         target = stack.enter_context(Database.open(output, set_damage_aside=False))
         copied, studies = merge_databases(target, opened)

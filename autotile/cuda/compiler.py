@@ -629,9 +629,13 @@ class CubinCache:
         self._folder = folder / "cubins"
         self._limit_bytes = limit_bytes
         self._writes = 0
+        self._create()
+
+    def _create(self) -> None:
+        """Create the folders if missing; raise if they cannot be created, or others may write them."""
         try:
             _create_private(self._folder)
-            self._check_private(folder, is_shared_folder_accepted=True)
+            self._check_private(self._folder.parent, is_shared_folder_accepted=True)
             self._check_private(self._folder, is_shared_folder_accepted=False)
         except OSError as error:
             raise self._refusal("create", error) from None
@@ -664,6 +668,8 @@ class CubinCache:
         functions = msgspec.to_builtins(compilation.functions)
         entry_hash = _hash_of([key, cubin_hash, functions])
         description = encode_json({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "functions": functions})
+        if not self._folder.is_dir():  # deleted since
+            self._create()
         try:
             for path, data in ((cubin.with_suffix(".json"), description.encode()), (cubin, compilation.cubin)):
                 descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".writing-")
