@@ -86,7 +86,6 @@ class DatabaseDiff(Result):
         return f"A {self.a}, B {self.b}: {counted_text(keys, 'problem', 'problems')}: {counts}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the counts and the differences; winners of the same configuration are shown if their times differ."""
         same = [pair for pair in self.both if pair.same_config]
         other = [pair for pair in self.both if not pair.same_config]
         counts: Facts = [
@@ -167,7 +166,6 @@ class MergeResult(Result):
         return f"{trials} in {self.output}, {winners} with several winners"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the rows copied from each source, then the decisions between different winners."""
         facts: Facts = [("merged into", self.output)]
         for name, new in self.copied:
             found = f"{plural(new['trials'], 'new trial')} of {plural(new['runs'], 'run')}"
@@ -226,7 +224,6 @@ class CleanResult(Result):
         return f"{plural(self.deleted, 'trial')} of {studies} {done} in {self.location}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield one row for each study with deleted trials, then the sum."""
         if not self.studies:
             yield f"nothing to delete in {self.location}"
             return

@@ -36,7 +36,6 @@ class DeviceList(Result):
         return f"{plural(len(self.gpus), 'CUDA device')} on this machine, {plural(len(self.profiles), 'profile')}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the GPUs of this machine, the profiles, and the ceilings of each GPU."""
         if self.gpus:
             yield _device_table("index", {str(index): gpu for index, gpu in enumerate(self.gpus)})
         else:

@@ -177,7 +177,6 @@ class Explanation(Result):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the verdict and the launch, the checks, and the limits of the occupancy."""
         valid = "valid" if self.resources is not None else "valid, as far as is known without compiling"
         facts: Facts = [
             ("configuration", config_text(self.config)),
@@ -410,7 +409,6 @@ class SpaceSummary(Result):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the values of each parameter, then the configurations that each stage leaves."""
         yield [(name, " ".join(map(str, values))) for name, values in self.parameters.items()]
         rows = [(stage, f"{count:,}") for stage, count in self.funnel()]
         yield ResultTable(("after", f"{RIGHT}configurations left"), rows, is_wrapped=True)
@@ -492,7 +490,6 @@ class OccupancyResult(Result):
         return device_text(self.device)
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the limits, then the occupancy in one line."""
         yield limits_table(self.device, self.block, self.occupancy)
         yield [("occupancy", occupancy_text(self.device, self.occupancy))]
 

@@ -159,7 +159,6 @@ class PlanResult(Result):
         return f"plan {self.name}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield what became of the first 200 problems, then facts about the plan."""
         rows = [
             (
                 entry.planned.problem.kernel,
@@ -510,7 +509,6 @@ def plan(
 
 
 def _plan_of_misses(missed: Iterable[Missed]) -> TuningPlan:
-    """Return a plan of missed problems, in their order."""
     return TuningPlan("misses", tuple(planned for planned, *_ in missed))
 
 

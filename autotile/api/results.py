@@ -231,7 +231,6 @@ class RecordingList(Result):
         return plural(len(self.recordings), "recording")
 
     def _parts(self) -> Iterator[Part]:
-        """Yield one row for each recording; a damaged one shows its fault."""
         if not self.recordings:
             yield "no recording is installed; `autotile export --format recording --measure` makes one on a GPU"
             return
@@ -335,7 +334,6 @@ class TrialList(Result, StudyPlots):
         return f"{counted} of {first.key.kernel}" + (f", fastest {time_text(fastest)}" if fastest is not None else "")
 
     def _parts(self) -> Iterator[Part]:
-        """Yield one row for each trial, with its problem if there are several."""
         if not self.trials:
             yield "no such trial is stored; `autotile list` shows what is tuned"
             return
@@ -514,7 +512,6 @@ class BestResult(Result):
         return f"{self.problem} on {self.device_label}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the configuration with its figures, the reason, and the contenders of an operation."""
         facts: Facts = [("tier", self.tier)]
         if self.contenders:
             facts.append(("computed by", self.kernel))

@@ -172,7 +172,6 @@ def local_gpus() -> tuple[DeviceProperties, ...]:
 
 
 def _parse_index(device: int | str) -> int | None:
-    """Return the CUDA index that a device is given by; None if it is given by name."""
     if isinstance(device, str):
         is_index = device.isascii() and device.isdecimal() and len(device) <= _MAX_INDEX_DIGITS
         return int(device) if is_index else None

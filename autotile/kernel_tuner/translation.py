@@ -436,7 +436,6 @@ def host_array(value: Any) -> NDArray[Any] | None:
 
 
 def _library(value: Any) -> str:
-    """Return the name of the package that the type of a value is from."""
     return type(value).__module__.partition(".")[0]
 
 

@@ -257,7 +257,6 @@ class DatabaseComparison(Result):
         return f"A {self.a}, B {self.b}: {self.counts_text()}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield what differs, one row for each compared problem, and those that one database has alone."""
         facts: Facts = [("A", self.a), ("B", self.b), ("result", self.counts_text())]
         if texts := [f"{name}: {text}" for name, text in self._changes("->")]:
             facts.append(("differs", texts))

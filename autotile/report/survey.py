@@ -280,7 +280,6 @@ class Survey(Result):
         return [*facts, ("took", duration_text(self.seconds))]
 
     def _parts(self) -> Iterator[Part]:
-        """Yield counts, the range of each quantity, failures by reason, and some configurations."""
         yield list(self._facts())
         if ranges := self.ranges():
             rows = [

@@ -95,7 +95,6 @@ class FamilyResult(ScheduleResult, Reported):
         return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the points with the loss at each, the rule, and facts about the session."""
         rule = self.rule
         if rule is None:
             yield [("interrupted", "before there was a rule; the same command goes on from there")]

@@ -170,7 +170,6 @@ class OperationResult(ScheduleResult, Reported):
         return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the result of each kernel and library, then facts about the session."""
         figures = (f"{RIGHT}over the winner", f"{RIGHT}tried", f"{RIGHT}of the time")
         headings = ("", f"{RIGHT}time", "95 % interval, us", *figures, "remark")
         rows: list[tuple[str, ...]] = []
@@ -271,7 +270,6 @@ class _Entrant:
 
     @property
     def name(self) -> str:
-        """Name of the kernel."""
         return self.kernel.name
 
     @property
@@ -286,7 +284,6 @@ class _Entrant:
             self.state, self.reason = state, reason
 
     def contender(self) -> TunedContender:
-        """Return the outcome so far, without a race."""
         found = TunedContender(self.name, is_library=False, trial=self.best, trials=self.tried, seconds=self.seconds)
         return replace(found, state=self.state, reason=self.reason)
 

@@ -284,7 +284,6 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield winner and default side by side, the front, and facts about the session."""
         if self.winner is not None:
             scores = list(self.winner.scores)
             rate = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)

@@ -116,7 +116,6 @@ class CandidateCheck(Result):
         return f"{self.source} for {self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the verdict, and both kernels."""
         facts: Facts = [
             ("verdict", self.summary),
             ("candidate", _timed(self.candidate)),
