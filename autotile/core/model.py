@@ -280,6 +280,34 @@ class Trial:
         return {name.removeprefix(METRIC): float(value) for name, value in ordered}
 
 
+Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The reason for the end of a search."""
+
+    rule: Rule
+    """``settled`` where nothing more was expected, and ``space`` where every configuration was tried."""
+    expected_gain: Finite | None = None
+    """Expected relative gain in speed from `more_trials` further trials, 0.01 for 1 %; None for a sampler that does not
+    estimate it."""
+    more_trials: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Effect of one parameter; both shares are 0 unless it ``matters``: it explains more than chance would."""
+
+    parameter: Name
+    share: Finite = 0.0
+    """Share of the variance of the logarithm of the time over the valid configurations, 0 to 1: the share that it
+    explains alone, plus half of the share of each pair with another parameter. All shares and the unexplained variance
+    add up to 1."""
+    alone: Finite = 0.0
+    matters: bool = True
+
+
 TIME, REGISTERS, ENERGY, ERROR = "time", "registers", "energy", "error"
 
 OBJECTIVES: Mapping[str, str] = MappingProxyType(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
+from autotile.core.documents import Bytes, Count, Name, Text, json_hash
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text, source_text
 from autotile.cuda.toolchain import installed_nvcc
@@ -186,11 +185,6 @@ def space_hash(spec: KernelSpec) -> str:
         **({"architecture": spec.architecture} if spec.architecture is not None else {}),
     }
     return json_hash(meaning)
-
-
-def json_hash(value: Any) -> str:
-    """Return the SHA-256 of the canonical JSON of a value."""
-    return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
 
 
 L2_TEXTS: Mapping[L2Mode, str] = MappingProxyType({"cold": "", "hot": " hot L2", "eager": " launched by the host"})

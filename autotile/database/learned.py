@@ -16,11 +16,11 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Moment, Name, NonNegative, convert
+from autotile.core.documents import Count, Moment, Name, NonNegative, convert, json_hash
 from autotile.core.model import Outcome, Problem, config_key
 from autotile.database.database import Database, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
-from autotile.database.keys import TuningKey, json_hash, space_hash
+from autotile.database.keys import TuningKey, space_hash
 from autotile.database.winners import Row, StoredMiss, StoredRuleDocument
 from autotile.errors import DataError
 from autotile.families.family import Family, FamilyRule

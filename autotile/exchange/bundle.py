@@ -26,10 +26,20 @@ import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import device_profile
-from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json, to_document
+from autotile.core.documents import (
+    Bytes,
+    Count,
+    Format,
+    Name,
+    canonical_json,
+    decode_json,
+    encode_json,
+    json_hash,
+    to_document,
+)
 from autotile.core.model import Config, Problem, Resources, config_key, config_text
 from autotile.core.text import sizes_text
-from autotile.database.keys import json_hash, space_hash
+from autotile.database.keys import space_hash
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, WinnerDocument
 from autotile.errors import BundleError, DataError, InputError

@@ -18,14 +18,16 @@ from sqlalchemy import select
 
 from autotile.core.ceilings import ARITHMETIC, DeviceCeilings, datasheet_ceilings, unit_text
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Finite, Name, NonNegative, Text, convert
+from autotile.core.documents import Name, NonNegative, Text, convert
 from autotile.core.forks import cached_property
 from autotile.core.model import (
     OBJECTIVE,
     SAME_CODE,
     TIME,
     Config,
+    Effect,
     Outcome,
+    Stopped,
     Trial,
     config_key,
     non_dominated,
@@ -66,23 +68,6 @@ class StoredConfig(msgspec.Struct):
     config: Config
 
 
-class StopReason(msgspec.Struct, frozen=True):
-    """Why a search ended, and what its model expected of more trials; see `autotile.tuning.progress_state.Stopped`."""
-
-    rule: Name = ""
-    expected_gain: Finite | None = None
-    more_trials: int | None = None
-
-
-class EffectEntry(msgspec.Struct, frozen=True):
-    """Share of a parameter in the differences between trials, and whether it is more than chance."""
-
-    parameter: Name
-    share: Finite = 0.0
-    alone: Finite = 0.0
-    matters: bool = True
-
-
 class RunSummary(msgspec.Struct, frozen=True):
     """The part of a run's stored summary that a report shows; a field that a run does not state has its default."""
 
@@ -90,8 +75,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     ties: tuple[Config, ...] = ()
     default: StoredConfig | None = None
     gates: Mapping[Name, _Natural] = {}
-    stopped: StopReason | None = None
-    importance: tuple[EffectEntry, ...] | None = None
+    stopped: Stopped | None = None
+    importance: tuple[Effect, ...] | None = None
     insight: Text | None = None
     notices: tuple[Text, ...] = ()
     flops: _Natural | None = None

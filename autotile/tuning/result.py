@@ -15,6 +15,7 @@ from autotile.core.model import (
     Config,
     Outcome,
     Problem,
+    Stopped,
     Trial,
     config_key,
     config_text,
@@ -42,7 +43,7 @@ from autotile.core.text import (
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
 from autotile.tuning.finals import Confirmation
-from autotile.tuning.progress_state import Load, Stopped
+from autotile.tuning.progress_state import Load
 from autotile.workers.gpu import GpuUse
 
 if TYPE_CHECKING:
@@ -362,7 +363,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             compilers, gpu = 100 * load.compilers_busy, 100 * load.gpu_busy
             waits = {"gpu": ": the search waits for the GPU", "compilers": ": the search waits for the compilers"}
             shares = f"the compilers {compilers:.0f} % of the search, the GPU {gpu:.0f} %"
-            facts.append(("busy", shares + (waits[load.binds] if load.binds else "")))
+            facts.append(("busy", shares + waits.get(load.binds, "")))
         gpus = [
             f"{use.uuid}: {plural(use.trials, 'trial')}"
             + (f", times x {use.scale:.4f}" if use.scale is not None else "")

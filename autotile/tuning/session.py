@@ -27,7 +27,17 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, decode_json, encode_json
 from autotile.core.forks import fork_guard
-from autotile.core.model import SAME_CODE, Config, Measurement, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.model import (
+    SAME_CODE,
+    Config,
+    Measurement,
+    Outcome,
+    Problem,
+    Stopped,
+    Trial,
+    config_key,
+    config_text,
+)
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
@@ -52,7 +62,6 @@ from autotile.tuning.progress_state import (
     LoadMeter,
     Observer,
     Progress,
-    Stopped,
     StoppingRules,
     StopRequest,
     TimeLeft,

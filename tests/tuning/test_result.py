@@ -208,7 +208,7 @@ def test_the_drift_is_that_of_the_reference_kernel(of, first, least, greatest):
 @pytest.mark.parametrize(
     ("load", "said"),
     [
-        (Load(0.16, 0.03, None), "the compilers 3 % of the search, the GPU 16 %<"),
+        (Load(0.16, 0.03, "neither"), "the compilers 3 % of the search, the GPU 16 %<"),
         (Load(0.6, 0.03, "gpu"), "the compilers 3 % of the search, the GPU 60 %: the search waits for the GPU<"),
         (Load(0.0, 1.0, "compilers"), "100 % of the search, the GPU 0 %: the search waits for the compilers<"),
     ],
