@@ -21,7 +21,7 @@ from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, ResultTable, Written, bytes_text, plural, sizes_text
 from autotile.database.database import Database, database_location, open_for_reading
-from autotile.database.keys import space_hash
+from autotile.database.keys import version_of
 from autotile.database.learned import read_models
 from autotile.database.paths import check_output
 from autotile.errors import InputError
@@ -477,8 +477,8 @@ def _export_trials(
             known = f"tuned are: {'; '.join(tuned)}" if tuned else f"nothing is tuned of {problem.kernel}"
             asked = f"{f' on {gpu_name}' if gpu_name else ''}{f' with a {l2} L2' if l2 else ''}"
             raise InputError(f"{problem} was not tuned{asked}; {known}")
-        version = kernel.source_hash, space_hash(kernel.spec)
-        current = [study for study in matching if (study.key.template_hash, study.key.space_hash) == version]
+        version = version_of(kernel)
+        current = [study for study in matching if study.key.version == version]
         chosen = current or [study for study in matching if study.key.template_hash] or matching  # the last: imported
         study = max(chosen, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
         names = {parameter.name for parameter in kernel.spec.parameters}

@@ -60,9 +60,9 @@ from autotile.database.keys import (
     STUDY_HEADINGS,
     TuningKey,
     key_differences,
-    space_hash,
     study_columns,
     study_document,
+    version_of,
 )
 from autotile.database.paths import check_output
 from autotile.database.winners import StoredRule
@@ -686,9 +686,7 @@ def list(
                 in_force = None
                 with suppress(InputError):  # there may be no kernel of its name any more
                     current = load_named_kernel(stored.key.kernel)
-                    versions = current.source_hash, space_hash(current.spec)
-                    is_current = (stored.key.template_hash, stored.key.space_hash) == versions
-                    in_force = is_current and stored.rule.in_force
+                    in_force = stored.key.version == version_of(current) and stored.rule.in_force
                 tuned.append(TunedFamily(stored, in_force))
             return FamilyList(tuple(tuned), opened.location)
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location, named)

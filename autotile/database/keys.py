@@ -67,6 +67,11 @@ class TuningKey(msgspec.Struct, frozen=True):
         return json_hash(self.to_json())
 
     @property
+    def version(self) -> tuple[str, str]:
+        """Version of the kernel, as `version_of`."""
+        return self.template_hash, self.space_hash
+
+    @property
     def problem(self) -> Problem:
         """Kernel, sizes and dtype."""
         return Problem(self.kernel, self.sizes, self.dtype)
@@ -139,6 +144,11 @@ def library_key(
         nvrtc_version=nvrtc_version,
         l2_mode=l2_mode,
     )
+
+
+def version_of(kernel: Kernel) -> tuple[str, str]:
+    """Return the hashes of a kernel's source and of its search space."""
+    return kernel.source_hash, space_hash(kernel.spec)
 
 
 def space_hash(spec: KernelSpec) -> str:

@@ -33,7 +33,7 @@ from autotile.core.model import (
     non_dominated,
     objective_values,
 )
-from autotile.core.statistics import Interval, raced_ratio, ratio_of
+from autotile.core.statistics import Interval, raced_ratio, ratio_of_times
 from autotile.core.text import bandwidth_text, flops_text, moment_text, percent_text
 from autotile.database.database import (
     Database,
@@ -423,7 +423,7 @@ def cost_ratio(winner: Trial, other: Trial) -> Interval | None:
         return raced_ratio(first.samples_us, second.samples_us)
     if first.low_us <= 0.0 or not winner.cost or not other.cost:
         return None
-    times = ratio_of(*(Interval(one.time_us, one.low_us, one.high_us) for one in (first, second)))
+    times = ratio_of_times(first, second)
     scale = (other.cost / winner.cost) / times.value  # an objective of its own is proportional to the time
     return Interval(times.value * scale, times.low * scale, times.high * scale)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
-from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of
+from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of_times
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -567,7 +567,7 @@ class _Halving:
             elif winner in raced and one.name in raced:
                 ratio = raced_ratio(*(each.samples_us for each in pair))
             else:
-                ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in pair))
+                ratio = ratio_of_times(*pair)
             judged = replace(one, state="won" if one.name == winner else "raced", reason="")
             contenders[place] = replace(judged if one.name in names else one, ratio=ratio)
         return sorted(contenders, key=lambda one: (one.state != "won", one.time_us or math.inf))
