@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from autotile.api.targets import (
     merge_sizes,
     open_problem,
-    problem_document,
     resolve_device,
     sizes_notice,
 )
@@ -71,7 +70,7 @@ def _transferred(
             "action": action,
             "file": str(file),
             "format": file_format,
-            **problem_document(problem),
+            **problem.document(),
             "device": device,
             "configurations": count,
             **details,

@@ -18,7 +18,6 @@ import numpy as np
 from autotile.api.targets import (
     merge_sizes,
     open_problem,
-    problem_document,
     resolve_device,
     resolve_served_device,
     sizes_notice,
@@ -244,7 +243,7 @@ class Explanation(Result):
             for step in self.steps
         ]
         document = {
-            **problem_document(self.problem),
+            **self.problem.document(),
             "device": {**self.device.identity, "compute_capability": self.device.compute_capability},
             "config": self.config,
             "valid": not self.fault,
@@ -304,7 +303,7 @@ class OperationExplanation(Result):
         """Return the choice, the contenders and the reason."""
         return to_document(
             {
-                **problem_document(self.problem, "operation"),
+                **self.problem.document("operation"),
                 "device": self.device.identity,
                 "served": self.served,
                 "library": self.is_library,
@@ -425,7 +424,7 @@ class SpaceSummary(Result):
         )
         return to_document(
             {
-                **problem_document(self.problem),
+                **self.problem.document(),
                 "device": self.device.identity,
                 **attributes(self, "combinations", "valid"),
                 "rules": rules,

@@ -12,7 +12,6 @@ from autotile.api.progress import observing
 from autotile.api.targets import (
     forgetting_served,
     models_of,
-    problem_document,
     read_keywords,
     serving_call,
     session_options,
@@ -115,7 +114,7 @@ class PlanEntry:
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
         return {
-            **problem_document(self.planned.problem),
+            **self.planned.problem.document(),
             "gpu": self.gpu_name or None,
             "state": self.state,
             "reason": self.reason or None,

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotile.api.targets import merge_sizes, problem_document, resolve_served_device, sizes_notice
+from autotile.api.targets import merge_sizes, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.device import DeviceProperties, gpu_name_of
 from autotile.core.documents import attributes, to_document
@@ -432,7 +432,7 @@ class MissList(Result):
         return to_document(
             [
                 {
-                    **problem_document(miss.problem),
+                    **miss.problem.document(),
                     "device": miss.gpu_name,
                     **attributes(miss, "tier", "count", "last_at", "call_us", "lost_s", "measured", "tuned"),
                 }

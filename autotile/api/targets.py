@@ -65,11 +65,6 @@ def sizes_notice(described: KernelSpec | Operation, sizes: Mapping[str, int], gi
     return f"not given, so as in the {file} file: {sizes_text(assumed)}" if assumed else ""
 
 
-def problem_document(problem: Problem, name: str = "kernel") -> dict[str, Any]:
-    """Return the entries of a JSON document that state a problem, of what ``name`` says."""
-    return {name: problem.kernel, "problem": dict(problem.sizes), "dtype": problem.dtype}
-
-
 def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, str]:
     """Return the properties of a device that is only inspected, and a line for the user if a profile was assumed.
 

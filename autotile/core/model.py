@@ -133,6 +133,10 @@ class Problem:
         """The value of every name that an expression may use of a problem: sizes, flags and `DTYPE_BYTES`."""
         return {**self.sizes, **dtype_names(self.dtype)}
 
+    def document(self, of: Literal["kernel", "operation"] = "kernel") -> dict[str, Any]:
+        """Return the entries of a JSON document that state the problem."""
+        return {of: self.kernel, "problem": dict(self.sizes), "dtype": self.dtype}
+
     def at(self, sizes: Mapping[str, int]) -> Problem:
         """Return the problem of the same kernel and dtype with other sizes and flags."""
         return Problem(self.kernel, sizes, self.dtype)

@@ -212,9 +212,7 @@ def study_columns(key: TuningKey) -> tuple[str, str, str]:
 def study_document(key: TuningKey) -> dict[str, Any]:
     """Return the key of a study as JSON values, with the device as an object."""
     return {
-        "kernel": key.kernel,
-        "problem": dict(key.sizes),
-        "dtype": key.dtype,
+        **key.problem.document(),
         "device": {"name": key.gpu_name, "source": key.source},
         "source": key.source,
         "l2": key.l2_mode,

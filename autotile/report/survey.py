@@ -329,9 +329,7 @@ class Survey(Result):
         """Return the survey, with an entry for each configuration."""
         columns = [column for column in self.table().columns if not column.name.startswith("param.")]
         return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document(),
             "device": self.device.identity,
             "valid": len(self.space),
             "planned": self.planned,

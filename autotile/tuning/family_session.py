@@ -81,7 +81,7 @@ class FamilyResult(ScheduleResult, Reported):
     """Mean loss of the default configuration over the points where it runs; None where it runs at none."""
 
     def page_content(self) -> PageContent:
-        """As for `Reported`."""
+        """As for `Reported`, of all problems of the family."""
         return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
 
     def _heading(self) -> str:

@@ -42,7 +42,7 @@ from autotile.errors import (
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
-from autotile.report.notebook import PageContent, Reported
+from autotile.report.notebook import Reported
 from autotile.settings import Settings
 from autotile.tuning.backend import expected_folder, workload_of
 from autotile.tuning.family_session import is_possible
@@ -155,11 +155,6 @@ class OperationResult(ScheduleResult, Reported):
         """The libraries among the contenders."""
         return tuple(one for one in self.contenders if one.is_library)
 
-    def page_content(self) -> PageContent:
-        """As for `Reported`."""
-        of = self.problem
-        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
-
     def _heading(self) -> str:
         return f"{self.problem} on {device_text(self.device)}"
 
@@ -209,9 +204,7 @@ class OperationResult(ScheduleResult, Reported):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
         return {
-            "operation": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document("operation"),
             "device": self.device.identity,
             "winner": to_document(self.winner),
             "contenders": to_document(self.contenders),

@@ -41,7 +41,7 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.kernel.problem import Workrate
-from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
+from autotile.report.notebook import Reported, StudyPlots, newest_study
 from autotile.tuning.finals import Confirmation
 from autotile.tuning.progress_state import Load
 from autotile.workers.gpu import GpuUse
@@ -387,11 +387,6 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         """Return the study with all its runs and trials, read from the database; an `InputError` if that has none."""
         return newest_study(self.database, self.problem, self.device)
 
-    def page_content(self) -> PageContent:
-        """As for `Reported`."""
-        of = self.problem
-        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
-
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""
         if trial is None or trial.time_us is None or self.flops is None:
@@ -401,9 +396,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
         return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document(),
             "device": self.device.identity,
             "space": {"combinations": self.combinations, "valid": self.valid},
             "gates": dict(self.gates),

@@ -84,9 +84,7 @@ class CandidateCheck(Result):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile verify --json`` prints."""
         return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document(),
             "device": self.device.identity,
             "source": self.source,
             "verdict": self.verdict,
