@@ -397,11 +397,10 @@ def db_clean(
             ) from None
         if moment > datetime.now(UTC):
             raise InputError(f"{before} lies in the future, so everything is older; expected a date that has been")
-    opened = open_for_reading(database)
-    if opened is None:
-        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
-        return CleanResult(location_text(database), (), dry_run)
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
+            return CleanResult(location_text(database), (), dry_run)
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
         versions = current_versions(kernel) if stale else None
         chosen: Any = {"before": moment, "keep_gpus": kept, "versions": versions, "winners": winners}
@@ -433,13 +432,10 @@ def db_check(database: str | Path | None = None) -> DatabaseCheck:
     """
     location = location_text(database)
     try:
-        opened = open_for_reading(database)
+        with open_for_reading(database) as opened:
+            return check_database(opened) if opened is not None else DatabaseCheck(location, exists=False)
     except DamagedDatabaseError as error:
         return DatabaseCheck(location, (str(error),))
-    if opened is None:
-        return DatabaseCheck(location, exists=False)
-    with opened:
-        return check_database(opened)
 
 
 @checked

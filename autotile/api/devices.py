@@ -103,11 +103,8 @@ def devices(
     if device is not None:
         raise InputError("--device names the GPU to measure; add --measure")
     profiles = {name: device_profile(name) for name in profile_names()}
-    opened = open_for_reading(database)
-    if opened is None:
-        return DeviceList(local_gpus(), profiles)
-    with opened:
-        return DeviceList(local_gpus(), profiles, tuple(read_ceilings(opened)))
+    with open_for_reading(database) as opened:
+        return DeviceList(local_gpus(), profiles, tuple(read_ceilings(opened)) if opened is not None else ())
 
 
 @checked

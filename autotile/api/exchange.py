@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -273,11 +273,8 @@ def export_models(
 
     It is an `InputError` if the database holds no such model, or a file cannot be written.
     """
-    opened = open_for_reading(database)
-    models = []
-    if opened is not None:
-        with opened:
-            models = read_models(opened, operation.name, dtype)
+    with open_for_reading(database) as opened:
+        models = read_models(opened, operation.name, dtype) if opened is not None else []
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; tune a range of sizes on a GPU, such as SIZE=1..8192")
@@ -439,8 +436,7 @@ def _prepare(
 ) -> list[Shipment]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
-    opened = open_for_reading(database)
-    with opened if opened is not None else nullcontext():
+    with open_for_reading(database) as opened:
         return prepare_shipments(selections, architectures, opened, dtype=dtype)
 
 
@@ -455,10 +451,9 @@ def _export_trials(
     l2: L2Mode | None,
 ) -> Written:
     """Write the trials of the newest study of a problem to a file, one of the present version of the kernel if any."""
-    opened = open_for_reading(database)
-    if opened is None:
-        raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
         gpu_name = resolve_device(device)[0].name if device is not None else None
         studies = opened.studies(problem.kernel)
         matching = [

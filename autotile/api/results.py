@@ -605,8 +605,8 @@ def best(
     operation = named_operation(kernel)
     if bundle is None:
         name = operation.name if operation is not None else load_kernel(kernel).name
-        if (opened := open_for_reading(database)) is not None:
-            with opened:
+        with open_for_reading(database) as opened:
+            if opened is not None:
                 opened.best(name)  # raises if it cannot be read, where a program would be served without it
     location = str(database_location(database))
     found = find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library, defaults=True)
@@ -671,12 +671,11 @@ def list(
         name = None if kernel is None else load_kernel(kernel).name
         own = (one for one in found if one.header is not None and one.header.key.kernel == name)
         return RecordingList(tuple(found if name is None else own))
-    opened = open_for_reading(database)
-    if opened is None:
-        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error, not an empty list
-        place = location_text(database)
-        return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place, named)
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error, not an empty list
+            place = location_text(database)
+            return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place, named)
         if misses:
             assessed = assess_misses(opened, kernel)
             return MissList(tuple(sorted(assessed, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
@@ -737,11 +736,10 @@ def trials(
     given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     from autotile.report.report_data import check_sizes
 
-    opened = open_for_reading(database)
-    if opened is None:
-        load_kernel(kernel)  # a misspelt name is an error, not an empty list
-        return TrialList(())
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            load_kernel(kernel)  # a misspelt name is an error, not an empty list
+            return TrialList(())
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
         check_sizes(given, studies)
         studies = [study for study in studies if given.items() <= study.key.sizes.items()]
@@ -859,14 +857,13 @@ def report(
         data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
     else:
         operation = named_operation(kernel)
-        opened = open_for_reading(database)
-        if opened is None:
-            if kernel is not None and operation is None:
-                load_kernel(kernel)  # a misspelt name is an error of its own
-            asked = f"autotile tune {kernel or 'KERNEL'}"
-            raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
-        gpu_name = gpu_name_of(device) if device is not None else None
-        with opened:
+        with open_for_reading(database) as opened:
+            if opened is None:
+                if kernel is not None and operation is None:
+                    load_kernel(kernel)  # a misspelt name is an error of its own
+                asked = f"autotile tune {kernel or 'KERNEL'}"
+                raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
+            gpu_name = gpu_name_of(device) if device is not None else None
             data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=gpu_name)
         if isinstance(kernel, str | Path) and is_path(str(kernel)):
             data = replace(data, path=str(kernel))

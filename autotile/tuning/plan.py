@@ -298,11 +298,8 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
     """
     live = device_count() > 0 and options.replay is None and not options.scheduler
     gpu_name = live_device(options.device_index).name if live else None
-    opened = open_for_reading(options.database)
-    if opened is None:
-        return []
-    with opened:
-        assessed = assess_misses(opened, kernel, gpu_name)
+    with open_for_reading(options.database) as opened:
+        assessed = assess_misses(opened, kernel, gpu_name) if opened is not None else []
     found: dict[str, Missed] = {}
     for one in assessed:
         if one.kernel is None or one.tuned:
