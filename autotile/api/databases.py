@@ -86,7 +86,6 @@ class DatabaseDiff(Result):
         return f"A {self.a}, B {self.b}: {counted_text(keys, 'problem', 'problems')}: {counts}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the counts and the differences; winners of the same configuration are shown if their times differ."""
         same = [pair for pair in self.both if pair.same_config]
         other = [pair for pair in self.both if not pair.same_config]
         counts: Facts = [
@@ -167,7 +166,6 @@ class MergeResult(Result):
         return f"{trials} in {self.output}, {winners} with several winners"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the rows copied from each source, then the decisions between different winners."""
         facts: Facts = [("merged into", self.output)]
         for name, new in self.copied:
             found = f"{plural(new['trials'], 'new trial')} of {plural(new['runs'], 'run')}"
@@ -226,7 +224,6 @@ class CleanResult(Result):
         return f"{plural(self.deleted, 'trial')} of {studies} {done} in {self.location}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield one row for each study with deleted trials, then the sum."""
         if not self.studies:
             yield f"nothing to delete in {self.location}"
             return
@@ -326,11 +323,13 @@ def db_merge(sources: Sequence[str | Path], output: str | Path) -> MergeResult:
     Raises
     ------
     InputError
-        A source does not exist or cannot be read, or the output cannot be written.
+        There is no source but the output, one does not exist or cannot be read, or the output cannot be written.
     """
     target_location = parse_location(output)
+    others = [source for source in sources if parse_location(source) != target_location]
+    if not others:
+        raise InputError(f"there is nothing to merge into {location_text(output)}; name one other database or more")
     with ExitStack() as stack:
-        others = [source for source in sources if parse_location(source) != target_location]
         opened = [stack.enter_context(open_existing(other)) for other in others]  # all of them before any is written
         target = stack.enter_context(Database.open(output, set_damage_aside=False))
         copied, studies = merge_databases(target, opened)
@@ -398,11 +397,10 @@ def db_clean(
             ) from None
         if moment > datetime.now(UTC):
             raise InputError(f"{before} lies in the future, so everything is older; expected a date that has been")
-    opened = open_for_reading(database)
-    if opened is None:
-        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
-        return CleanResult(location_text(database), (), dry_run)
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
+            return CleanResult(location_text(database), (), dry_run)
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
         versions = current_versions(kernel) if stale else None
         chosen: Any = {"before": moment, "keep_gpus": kept, "versions": versions, "winners": winners}
@@ -434,13 +432,10 @@ def db_check(database: str | Path | None = None) -> DatabaseCheck:
     """
     location = location_text(database)
     try:
-        opened = open_for_reading(database)
+        with open_for_reading(database) as opened:
+            return check_database(opened) if opened is not None else DatabaseCheck(location, exists=False)
     except DamagedDatabaseError as error:
         return DatabaseCheck(location, (str(error),))
-    if opened is None:
-        return DatabaseCheck(location, exists=False)
-    with opened:
-        return check_database(opened)
 
 
 @checked

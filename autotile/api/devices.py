@@ -36,7 +36,6 @@ class DeviceList(Result):
         return f"{plural(len(self.gpus), 'CUDA device')} on this machine, {plural(len(self.profiles), 'profile')}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the GPUs of this machine, the profiles, and the ceilings of each GPU."""
         if self.gpus:
             yield _device_table("index", {str(index): gpu for index, gpu in enumerate(self.gpus)})
         else:
@@ -104,11 +103,8 @@ def devices(
     if device is not None:
         raise InputError("--device names the GPU to measure; add --measure")
     profiles = {name: device_profile(name) for name in profile_names()}
-    opened = open_for_reading(database)
-    if opened is None:
-        return DeviceList(local_gpus(), profiles)
-    with opened:
-        return DeviceList(local_gpus(), profiles, tuple(read_ceilings(opened)))
+    with open_for_reading(database) as opened:
+        return DeviceList(local_gpus(), profiles, tuple(read_ceilings(opened)) if opened is not None else ())
 
 
 @checked

@@ -86,7 +86,6 @@ class HealthReport(Result):
         return self.verdict
 
     def _parts(self) -> Iterator[Part]:
-        """Yield one row for each check, with the remedy below what was found, then the verdict."""
         rows = [
             (check.status, check.name, "\n".join(filter(None, (check.detail, check.remedy)))) for check in self.checks
         ]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from autotile.api.targets import (
     merge_sizes,
     open_problem,
-    problem_document,
     resolve_device,
     sizes_notice,
 )
@@ -21,7 +20,7 @@ from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, ResultTable, Written, bytes_text, plural, sizes_text
 from autotile.database.database import Database, database_location, open_for_reading
-from autotile.database.keys import space_hash
+from autotile.database.keys import version_of
 from autotile.database.learned import read_models
 from autotile.database.paths import check_output
 from autotile.errors import InputError
@@ -71,7 +70,7 @@ def _transferred(
             "action": action,
             "file": str(file),
             "format": file_format,
-            **problem_document(problem),
+            **problem.document(),
             "device": device,
             "configurations": count,
             **details,
@@ -274,11 +273,8 @@ def export_models(
 
     It is an `InputError` if the database holds no such model, or a file cannot be written.
     """
-    opened = open_for_reading(database)
-    models = []
-    if opened is not None:
-        with opened:
-            models = read_models(opened, operation.name, dtype)
+    with open_for_reading(database) as opened:
+        models = read_models(opened, operation.name, dtype) if opened is not None else []
     if not models:
         name = operation.name
         raise InputError(f"the database holds no model of {name}; tune a range of sizes on a GPU, such as SIZE=1..8192")
@@ -440,8 +436,7 @@ def _prepare(
 ) -> list[Shipment]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
-    opened = open_for_reading(database)
-    with opened if opened is not None else nullcontext():
+    with open_for_reading(database) as opened:
         return prepare_shipments(selections, architectures, opened, dtype=dtype)
 
 
@@ -456,10 +451,9 @@ def _export_trials(
     l2: L2Mode | None,
 ) -> Written:
     """Write the trials of the newest study of a problem to a file, one of the present version of the kernel if any."""
-    opened = open_for_reading(database)
-    if opened is None:
-        raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            raise InputError("nothing is tuned yet, so nothing can be exported; run `autotile tune` first")
         gpu_name = resolve_device(device)[0].name if device is not None else None
         studies = opened.studies(problem.kernel)
         matching = [
@@ -477,8 +471,8 @@ def _export_trials(
             known = f"tuned are: {'; '.join(tuned)}" if tuned else f"nothing is tuned of {problem.kernel}"
             asked = f"{f' on {gpu_name}' if gpu_name else ''}{f' with a {l2} L2' if l2 else ''}"
             raise InputError(f"{problem} was not tuned{asked}; {known}")
-        version = kernel.source_hash, space_hash(kernel.spec)
-        current = [study for study in matching if (study.key.template_hash, study.key.space_hash) == version]
+        version = version_of(kernel)
+        current = [study for study in matching if study.key.version == version]
         chosen = current or [study for study in matching if study.key.template_hash] or matching  # the last: imported
         study = max(chosen, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
         names = {parameter.name for parameter in kernel.spec.parameters}

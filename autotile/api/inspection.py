@@ -18,7 +18,6 @@ import numpy as np
 from autotile.api.targets import (
     merge_sizes,
     open_problem,
-    problem_document,
     resolve_device,
     resolve_served_device,
     sizes_notice,
@@ -177,7 +176,6 @@ class Explanation(Result):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the verdict and the launch, the checks, and the limits of the occupancy."""
         valid = "valid" if self.resources is not None else "valid, as far as is known without compiling"
         facts: Facts = [
             ("configuration", config_text(self.config)),
@@ -245,7 +243,7 @@ class Explanation(Result):
             for step in self.steps
         ]
         document = {
-            **problem_document(self.problem),
+            **self.problem.document(),
             "device": {**self.device.identity, "compute_capability": self.device.compute_capability},
             "config": self.config,
             "valid": not self.fault,
@@ -305,7 +303,7 @@ class OperationExplanation(Result):
         """Return the choice, the contenders and the reason."""
         return to_document(
             {
-                **problem_document(self.problem, "operation"),
+                **self.problem.document("operation"),
                 "device": self.device.identity,
                 "served": self.served,
                 "library": self.is_library,
@@ -410,7 +408,6 @@ class SpaceSummary(Result):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the values of each parameter, then the configurations that each stage leaves."""
         yield [(name, " ".join(map(str, values))) for name, values in self.parameters.items()]
         rows = [(stage, f"{count:,}") for stage, count in self.funnel()]
         yield ResultTable(("after", f"{RIGHT}configurations left"), rows, is_wrapped=True)
@@ -427,7 +424,7 @@ class SpaceSummary(Result):
         )
         return to_document(
             {
-                **problem_document(self.problem),
+                **self.problem.document(),
                 "device": self.device.identity,
                 **attributes(self, "combinations", "valid"),
                 "rules": rules,
@@ -492,7 +489,6 @@ class OccupancyResult(Result):
         return device_text(self.device)
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the limits, then the occupancy in one line."""
         yield limits_table(self.device, self.block, self.occupancy)
         yield [("occupancy", occupancy_text(self.device, self.occupancy))]
 

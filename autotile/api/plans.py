@@ -12,7 +12,6 @@ from autotile.api.progress import observing
 from autotile.api.targets import (
     forgetting_served,
     models_of,
-    problem_document,
     read_keywords,
     serving_call,
     session_options,
@@ -115,7 +114,7 @@ class PlanEntry:
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
         return {
-            **problem_document(self.planned.problem),
+            **self.planned.problem.document(),
             "gpu": self.gpu_name or None,
             "state": self.state,
             "reason": self.reason or None,
@@ -159,7 +158,6 @@ class PlanResult(Result):
         return f"plan {self.name}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield what became of the first 200 problems, then facts about the plan."""
         rows = [
             (
                 entry.planned.problem.kernel,
@@ -510,7 +508,6 @@ def plan(
 
 
 def _plan_of_misses(missed: Iterable[Missed]) -> TuningPlan:
-    """Return a plan of missed problems, in their order."""
     return TuningPlan("misses", tuple(planned for planned, *_ in missed))
 
 

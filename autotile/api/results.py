@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotile.api.targets import merge_sizes, problem_document, resolve_served_device, sizes_notice
+from autotile.api.targets import merge_sizes, resolve_served_device, sizes_notice
 from autotile.core.argument_types import checked, checked_except
 from autotile.core.device import DeviceProperties, gpu_name_of
 from autotile.core.documents import attributes, to_document
@@ -60,9 +60,9 @@ from autotile.database.keys import (
     STUDY_HEADINGS,
     TuningKey,
     key_differences,
-    space_hash,
     study_columns,
     study_document,
+    version_of,
 )
 from autotile.database.paths import check_output
 from autotile.database.winners import StoredRule
@@ -231,7 +231,6 @@ class RecordingList(Result):
         return plural(len(self.recordings), "recording")
 
     def _parts(self) -> Iterator[Part]:
-        """Yield one row for each recording; a damaged one shows its fault."""
         if not self.recordings:
             yield "no recording is installed; `autotile export --format recording --measure` makes one on a GPU"
             return
@@ -335,7 +334,6 @@ class TrialList(Result, StudyPlots):
         return f"{counted} of {first.key.kernel}" + (f", fastest {time_text(fastest)}" if fastest is not None else "")
 
     def _parts(self) -> Iterator[Part]:
-        """Yield one row for each trial, with its problem if there are several."""
         if not self.trials:
             yield "no such trial is stored; `autotile list` shows what is tuned"
             return
@@ -434,7 +432,7 @@ class MissList(Result):
         return to_document(
             [
                 {
-                    **problem_document(miss.problem),
+                    **miss.problem.document(),
                     "device": miss.gpu_name,
                     **attributes(miss, "tier", "count", "last_at", "call_us", "lost_s", "measured", "tuned"),
                 }
@@ -514,7 +512,6 @@ class BestResult(Result):
         return f"{self.problem} on {self.device_label}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the configuration with its figures, the reason, and the contenders of an operation."""
         facts: Facts = [("tier", self.tier)]
         if self.contenders:
             facts.append(("computed by", self.kernel))
@@ -608,8 +605,8 @@ def best(
     operation = named_operation(kernel)
     if bundle is None:
         name = operation.name if operation is not None else load_kernel(kernel).name
-        if (opened := open_for_reading(database)) is not None:
-            with opened:
+        with open_for_reading(database) as opened:
+            if opened is not None:
                 opened.best(name)  # raises if it cannot be read, where a program would be served without it
     location = str(database_location(database))
     found = find_best_kernel(kernel, dtype, served_for, location, given, bundle=bundle, library=library, defaults=True)
@@ -674,12 +671,11 @@ def list(
         name = None if kernel is None else load_kernel(kernel).name
         own = (one for one in found if one.header is not None and one.header.key.kernel == name)
         return RecordingList(tuple(found if name is None else own))
-    opened = open_for_reading(database)
-    if opened is None:
-        rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error, not an empty list
-        place = location_text(database)
-        return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place, named)
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error, not an empty list
+            place = location_text(database)
+            return MissList(()) if misses else FamilyList((), place) if families else StudyList((), place, named)
         if misses:
             assessed = assess_misses(opened, kernel)
             return MissList(tuple(sorted(assessed, key=lambda miss: (-(miss.lost_s or 0.0), -miss.count))))
@@ -689,9 +685,7 @@ def list(
                 in_force = None
                 with suppress(InputError):  # there may be no kernel of its name any more
                     current = load_named_kernel(stored.key.kernel)
-                    versions = current.source_hash, space_hash(current.spec)
-                    is_current = (stored.key.template_hash, stored.key.space_hash) == versions
-                    in_force = is_current and stored.rule.in_force
+                    in_force = stored.key.version == version_of(current) and stored.rule.in_force
                 tuned.append(TunedFamily(stored, in_force))
             return FamilyList(tuple(tuned), opened.location)
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location, named)
@@ -742,11 +736,10 @@ def trials(
     given, dtype = merge_sizes(sizes, named_sizes), None if dtype is None else known_dtype(dtype)
     from autotile.report.report_data import check_sizes
 
-    opened = open_for_reading(database)
-    if opened is None:
-        load_kernel(kernel)  # a misspelt name is an error, not an empty list
-        return TrialList(())
-    with opened:
+    with open_for_reading(database) as opened:
+        if opened is None:
+            load_kernel(kernel)  # a misspelt name is an error, not an empty list
+            return TrialList(())
         studies = [study for study in rows_of_kernel(opened.studies, kernel) if dtype in (None, study.key.dtype)]
         check_sizes(given, studies)
         studies = [study for study in studies if given.items() <= study.key.sizes.items()]
@@ -864,14 +857,13 @@ def report(
         data = report_of_study(study_of_recording(read_recording(recording), str(recording)))
     else:
         operation = named_operation(kernel)
-        opened = open_for_reading(database)
-        if opened is None:
-            if kernel is not None and operation is None:
-                load_kernel(kernel)  # a misspelt name is an error of its own
-            asked = f"autotile tune {kernel or 'KERNEL'}"
-            raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
-        gpu_name = gpu_name_of(device) if device is not None else None
-        with opened:
+        with open_for_reading(database) as opened:
+            if opened is None:
+                if kernel is not None and operation is None:
+                    load_kernel(kernel)  # a misspelt name is an error of its own
+                asked = f"autotile tune {kernel or 'KERNEL'}"
+                raise InputError(f"there is no database {location_text(database)} yet; run `{asked}` first")
+            gpu_name = gpu_name_of(device) if device is not None else None
             data = read_report(opened, operation or kernel, given, dtype=dtype, gpu_name=gpu_name)
         if isinstance(kernel, str | Path) and is_path(str(kernel)):
             data = replace(data, path=str(kernel))

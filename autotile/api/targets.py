@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
 from autotile.core.documents import encode_json
 from autotile.core.model import Config, Problem, Value, split_objectives
@@ -27,7 +28,7 @@ from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.settings import read_settings
-from autotile.tuning.options import TuneOptions
+from autotile.tuning.options import OPTION_TYPES, TuneOptions
 
 if TYPE_CHECKING:
     from autotile.tuning.lanes import Lane
@@ -62,11 +63,6 @@ def sizes_notice(described: KernelSpec | Operation, sizes: Mapping[str, int], gi
     assumed = {name: size for name, size in sizes.items() if name not in given and not described.is_optional(name)}
     file = "operation" if isinstance(described, Operation) else "search-space"
     return f"not given, so as in the {file} file: {sizes_text(assumed)}" if assumed else ""
-
-
-def problem_document(problem: Problem, name: str = "kernel") -> dict[str, Any]:
-    """Return the entries of a JSON document that state a problem, of what ``name`` says."""
-    return {name: problem.kernel, "problem": dict(problem.sizes), "dtype": problem.dtype}
 
 
 def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, str]:
@@ -171,7 +167,6 @@ def local_gpus() -> tuple[DeviceProperties, ...]:
 
 
 def _parse_index(device: int | str) -> int | None:
-    """Return the CUDA index that a device is given by; None if it is given by name."""
     if isinstance(device, str):
         is_index = device.isascii() and device.isdecimal() and len(device) <= _MAX_INDEX_DIGITS
         return int(device) if is_index else None
@@ -512,7 +507,11 @@ def session_options(
             raise InputError(f"{field} is {value!r}, expected True or False")
         if field in ("sampler", "scheduler", "gpu_model") and not isinstance(value, str):
             raise InputError(f"{field} is {value!r}, expected a text")
-        changes[field] = str(value) if field == "database" and value is not None else value
+        if field == "database" and value is not None:
+            value = str(value)
+        if field != name:  # else `TuneOptions` names it as it was written
+            check_value(name, value, OPTION_TYPES[field])
+        changes[field] = value
     options, devices = replace(options, **changes), given.get("devices")
     if options.insecure and not options.scheduler:
         raise InputError("--insecure is of the connection to a scheduler; add --scheduler ADDRESS")

@@ -14,7 +14,6 @@ from autotile.api.targets import (
     checked_options,
     complete_config,
     open_problem,
-    problem_document,
     read_keywords,
     resolve_gpu,
     sizes_notice,
@@ -124,7 +123,7 @@ class VerifyResult(Result):
         return to_document(
             [
                 {
-                    **problem_document(one.problem),
+                    **one.problem.document(),
                     **attributes(one, "device", "aged", "verdict", "reason", "tied"),
                     "before": timed_config(one.before, one.before_measurement),
                     "after": timed_config(one.after, one.after_measurement) if one.after is not None else None,

@@ -156,7 +156,6 @@ class CommandLine(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def _run(self, words: list[str], as_json: bool, settings: dict[str, Any]) -> Any:
-        """Run a command and report its errors; return the exit code."""
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning  # type: ignore[assignment]

@@ -111,13 +111,12 @@ def _answer(session: TuningSession, request: AskTellLine) -> dict[str, Any]:
 
 
 def _ready(session: TuningSession) -> dict[str, Any]:
-    from autotile.api.targets import problem_document
     from autotile.tuning.result import trial_entry
 
     best = session.best
     return {
         "format": _FORMAT,
-        **problem_document(session.problem),
+        **session.problem.document(),
         "device": session.device.identity,
         "parameters": {name: list(values) for name, values in session.parameters.items()},
         "default": dict(session.default),

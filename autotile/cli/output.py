@@ -167,29 +167,24 @@ class _OptionalStream:
 
     @property
     def encoding(self) -> str:
-        """Encoding of the stream."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Return True if the stream is a terminal."""
         try:
             return self._stream is not None and self._stream.isatty()
         except (OSError, ValueError):
             return False
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream; an `OSError` if there is none."""
         if self._stream is None:
             raise OSError("no stream")
         return self._stream.fileno()
 
     def write(self, text: str) -> int:
-        """Write a text, or discard it."""
         self._attempt(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream, or discard its buffer."""
         self._attempt(lambda stream: stream.flush())
 
     def _attempt(self, write: Callable[[IO[str]], object]) -> None:

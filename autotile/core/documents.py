@@ -7,6 +7,7 @@ documents apart. What does not match is a `DataError` that names the field.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -173,6 +174,11 @@ def to_fields(value: Any) -> Any:
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and without spaces, which is equal for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def json_hash(value: Any) -> str:
+    """Return the SHA-256 of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
 
 
 def _finite(value: Any) -> Any:

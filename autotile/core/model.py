@@ -133,6 +133,10 @@ class Problem:
         """The value of every name that an expression may use of a problem: sizes, flags and `DTYPE_BYTES`."""
         return {**self.sizes, **dtype_names(self.dtype)}
 
+    def document(self, of: Literal["kernel", "operation"] = "kernel") -> dict[str, Any]:
+        """Return the entries of a JSON document that state the problem."""
+        return {of: self.kernel, "problem": dict(self.sizes), "dtype": self.dtype}
+
     def at(self, sizes: Mapping[str, int]) -> Problem:
         """Return the problem of the same kernel and dtype with other sizes and flags."""
         return Problem(self.kernel, sizes, self.dtype)
@@ -278,6 +282,34 @@ class Trial:
         own = {name: value for name, value in self.telemetry.items() if name == OBJECTIVE or name.startswith(METRIC)}
         ordered = sorted(own.items(), key=lambda item: item[0] != OBJECTIVE)
         return {name.removeprefix(METRIC): float(value) for name, value in ordered}
+
+
+Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The reason for the end of a search."""
+
+    rule: Rule
+    """``settled`` where nothing more was expected, and ``space`` where every configuration was tried."""
+    expected_gain: Finite | None = None
+    """Expected relative gain in speed from `more_trials` further trials, 0.01 for 1 %; None for a sampler that does not
+    estimate it."""
+    more_trials: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Effect of one parameter; both shares are 0 unless it ``matters``: it explains more than chance would."""
+
+    parameter: Name
+    share: Finite = 0.0
+    """Share of the variance of the logarithm of the time over the valid configurations, 0 to 1: the share that it
+    explains alone, plus half of the share of each pair with another parameter. All shares and the unexplained variance
+    add up to 1."""
+    alone: Finite = 0.0
+    matters: bool = True
 
 
 TIME, REGISTERS, ENERGY, ERROR = "time", "registers", "energy", "error"

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from autotile.core.model import Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,11 @@ def ratio_of(a: Interval, b: Interval) -> Interval:
     if a.low <= 0.0:
         raise ValueError(f"a ratio needs a positive divisor; its interval starts at {a.low}")
     return Interval(b.value / a.value, b.low / a.high, b.high / a.low)
+
+
+def ratio_of_times(a: Measurement, b: Measurement) -> Interval:
+    """Return the ratio of time ``b`` to time ``a`` as `ratio_of` does; errors as there."""
+    return ratio_of(*(Interval(one.time_us, one.low_us, one.high_us) for one in (a, b)))
 
 
 SESSION_SPREAD = 2e-3

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from autotile.core.documents import Name, canonical_json, decode_json, encode_json
+from autotile.core.documents import Name, decode_json, encode_json, json_hash
 from autotile.core.model import CompiledFunction, Config, Problem, Resources
 from autotile.cuda.driver import Cluster, live_device
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
@@ -92,11 +92,7 @@ class CompileJob:
             identity.append(dict(self.files))
         if self.compiler == "nvcc":
             identity.append(f"nvcc {nvcc_version()}")
-        return _hash_of(identity)
-
-
-def _hash_of(value: object) -> str:
-    return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
+        return json_hash(identity)
 
 
 def compile_job(kernel: Kernel, config: Config, problem: Problem, architecture: str) -> CompileJob:
@@ -382,7 +378,7 @@ def _with_headers(job: CompileJob, options: list[str], folder: Path | None, **ho
     if not words.isdisjoint(macros):
         return _attempt(job, options, **how)
     _, shared = _with_macros("", options)
-    file = folder / f"{_hash_of([head, shared, how, digest, nvrtc_version()])}.pch"
+    file = folder / f"{json_hash([head, shared, how, digest, nvrtc_version()])}.pch"
 
     def with_headers(one: CompileJob, option: str) -> _Attempt:
         rest, _ = _with_macros(one.source.removeprefix(head), one.options, head.count("\n") + 1)
@@ -464,7 +460,7 @@ def _own_headers(head: str, template_path: str, include_folders: tuple[str, ...]
     from autotile.kernel.sources import strip_comments
 
     texts, _ = own_headers(head, Path(template_path), include_folders, strip_comments)
-    return _hash_of(texts), frozenset(word for text in texts.values() for word in re.findall(r"\w+", text))
+    return json_hash(texts), frozenset(word for text in texts.values() for word in re.findall(r"\w+", text))
 
 
 @contextlib.contextmanager
@@ -629,9 +625,13 @@ class CubinCache:
         self._folder = folder / "cubins"
         self._limit_bytes = limit_bytes
         self._writes = 0
+        self._create()
+
+    def _create(self) -> None:
+        """Create the folders if missing; raise if they cannot be created, or others may write them."""
         try:
             _create_private(self._folder)
-            self._check_private(folder, is_shared_folder_accepted=True)
+            self._check_private(self._folder.parent, is_shared_folder_accepted=True)
             self._check_private(self._folder, is_shared_folder_accepted=False)
         except OSError as error:
             raise self._refusal("create", error) from None
@@ -648,7 +648,7 @@ class CubinCache:
             description = decode_json(cubin.with_suffix(".json").read_bytes(), _Description)
             cubin_hash = hashlib.sha256(cubin.read_bytes()).hexdigest()
             # `to_builtins` takes a tenth of the time of `asdict`
-            if description.entry_hash != _hash_of([key, cubin_hash, msgspec.to_builtins(description.functions)]):
+            if description.entry_hash != json_hash([key, cubin_hash, msgspec.to_builtins(description.functions)]):
                 return None
             with contextlib.suppress(OSError):  # the cache may be read-only
                 for file in (cubin, cubin.with_suffix(".json")):
@@ -662,8 +662,10 @@ class CubinCache:
         cubin = self._folder / f"{key}.cubin"
         cubin_hash = hashlib.sha256(compilation.cubin).hexdigest()
         functions = msgspec.to_builtins(compilation.functions)
-        entry_hash = _hash_of([key, cubin_hash, functions])
+        entry_hash = json_hash([key, cubin_hash, functions])
         description = encode_json({"cubin_hash": cubin_hash, "entry_hash": entry_hash, "functions": functions})
+        if not self._folder.is_dir():  # deleted since
+            self._create()
         try:
             for path, data in ((cubin.with_suffix(".json"), description.encode()), (cubin, compilation.cubin)):
                 descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".writing-")

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, i
 from autotile.core.device import device_profile
 from autotile.core.documents import canonical_json, to_document
 from autotile.core.model import Measurement, Trial, config_key
-from autotile.core.statistics import Interval, ratio_of, widen_by_session_spread
+from autotile.core.statistics import Interval, ratio_of_times, widen_by_session_spread
 from autotile.core.text import Facts, Part, Result, plural
 from autotile.database.database import (
     BadRowError,
@@ -44,7 +44,7 @@ from autotile.database.engine import (
     schema_revision,
     stored_moment,
 )
-from autotile.database.keys import TuningKey, space_hash
+from autotile.database.keys import TuningKey, version_of
 from autotile.database.learned import check_family, copy_learned, plausible, stored_ceilings, stored_model
 from autotile.database.runs import TRIAL_IDENTITY, claiming_runs
 from autotile.database.winners import STORED_MISSES, VERSION_TABLE, Row
@@ -279,8 +279,7 @@ def _identity(row: Row, names: Iterable[str]) -> str:
 
 def ratio_of_sessions(a: Measurement, b: Measurement) -> Interval:
     """Return the ratio of time ``b`` to time ``a``, measured in different sessions, with its 95 % interval."""
-    first, second = (Interval(measured.time_us, measured.low_us, measured.high_us) for measured in (a, b))
-    return widen_by_session_spread(ratio_of(first, second))
+    return widen_by_session_spread(ratio_of_times(a, b))
 
 
 def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | None:
@@ -397,8 +396,7 @@ def clean_database(
         reasons = []  # that select all trials of the study
         if keep_gpus and key.gpu_name not in keep_gpus:
             reasons.append("other GPU")
-        hashes = (key.template_hash, key.space_hash)
-        if (versions or {}).get(key.kernel, hashes) != hashes:
+        if (versions or {}).get(key.kernel, key.version) != key.version:
             reasons.append("other version")
         with database.reading() as connection:
             columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
@@ -445,7 +443,7 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
             if kernel is not None:
                 raise
             continue
-        found[loaded.name] = (loaded.source_hash, space_hash(loaded.spec))
+        found[loaded.name] = version_of(loaded)
     return found
 
 

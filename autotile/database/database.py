@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, wraps
@@ -842,12 +842,15 @@ def location_text(database: str | Path | None) -> str:
     return str(parse_location(database_location(database)))
 
 
-def open_for_reading(database: str | Path | None) -> Database | None:
-    """Open a database for reading; return None if it is None and the user's own does not exist yet.
+@contextmanager
+def open_for_reading(database: str | Path | None) -> Iterator[Database | None]:
+    """Provide a database for reading; None if it is None and the user's own does not exist yet.
 
     One that is given by name must exist: a mistyped path must not pass for an empty database.
     """
-    return open_existing(database) if database is not None else Database.open_readonly(read_settings().database)
+    opened = open_existing(database) if database is not None else Database.open_readonly(read_settings().database)
+    with opened or nullcontext():
+        yield opened
 
 
 def open_existing(database: str | Path) -> Database:

@@ -441,7 +441,6 @@ class _FileConnection(sqlite3.Connection):
     path: Path
 
     def close(self) -> None:
-        """Close it; it no longer counts."""
         _connections.discard(self)
         super().close()
 

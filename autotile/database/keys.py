@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Bytes, Count, Name, Text, canonical_json
+from autotile.core.documents import Bytes, Count, Name, Text, json_hash
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text, source_text
 from autotile.cuda.toolchain import installed_nvcc
@@ -66,6 +65,11 @@ class TuningKey(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """SHA-256 of all fields; the order of the sizes does not change it."""
         return json_hash(self.to_json())
+
+    @property
+    def version(self) -> tuple[str, str]:
+        """Version of the kernel, as `version_of`."""
+        return self.template_hash, self.space_hash
 
     @property
     def problem(self) -> Problem:
@@ -142,6 +146,11 @@ def library_key(
     )
 
 
+def version_of(kernel: Kernel) -> tuple[str, str]:
+    """Return the hashes of a kernel's source and of its search space."""
+    return kernel.source_hash, space_hash(kernel.spec)
+
+
 def space_hash(spec: KernelSpec) -> str:
     """Return the hash of the parts of a search space that give a measured configuration its meaning.
 
@@ -188,11 +197,6 @@ def space_hash(spec: KernelSpec) -> str:
     return json_hash(meaning)
 
 
-def json_hash(value: Any) -> str:
-    """Return the SHA-256 of the canonical JSON of a value."""
-    return hashlib.sha256(canonical_json(value).encode(errors="surrogatepass")).hexdigest()
-
-
 L2_TEXTS: Mapping[L2Mode, str] = MappingProxyType({"cold": "", "hot": " hot L2", "eager": " launched by the host"})
 """How launches were repeated, as it follows the problem."""
 
@@ -208,9 +212,7 @@ def study_columns(key: TuningKey) -> tuple[str, str, str]:
 def study_document(key: TuningKey) -> dict[str, Any]:
     """Return the key of a study as JSON values, with the device as an object."""
     return {
-        "kernel": key.kernel,
-        "problem": dict(key.sizes),
-        "dtype": key.dtype,
+        **key.problem.document(),
         "device": {"name": key.gpu_name, "source": key.source},
         "source": key.source,
         "l2": key.l2_mode,

@@ -16,11 +16,11 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Moment, Name, NonNegative, convert
+from autotile.core.documents import Count, Moment, Name, NonNegative, convert, json_hash
 from autotile.core.model import Outcome, Problem, config_key
 from autotile.database.database import Database, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
-from autotile.database.keys import TuningKey, json_hash, space_hash
+from autotile.database.keys import TuningKey, version_of
 from autotile.database.winners import Row, StoredMiss, StoredRuleDocument
 from autotile.errors import DataError
 from autotile.families.family import Family, FamilyRule
@@ -208,12 +208,11 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], Mis
     The costs are by the studies and the rules of the kernel's current version; docs/serving.md says how they are
     estimated if the problem has not been tuned since.
     """
-    version, work, default = (kernel.source_hash, space_hash(kernel.spec)), kernel.spec.work, kernel.spec.default
-    rules = [one for one in database.rules(kernel.name) if (one.key.template_hash, one.key.space_hash) == version]
+    version, work, default = version_of(kernel), kernel.spec.work, kernel.spec.default
+    rules = [one for one in database.rules(kernel.name) if one.key.version == version]
     studies: list[StudyTimes] = []
     for best in database.best(kernel.name):
-        is_current = (best.key.template_hash, best.key.space_hash) == version
-        if is_current and best.key.l2_mode == "cold" and best.trial.time_us is not None:
+        if best.key.version == version and best.key.l2_mode == "cold" and best.trial.time_us is not None:
             trials = (stored.trial for stored in database.standing_trials(best.study_id))
             ok = (trial for trial in trials if trial.outcome is Outcome.OK)
             times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}

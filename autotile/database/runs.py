@@ -436,7 +436,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     @contextmanager
     def _rescuing(self) -> Iterator[None]:
-        """Rescue the run if a `DatabaseError` is raised."""
         try:
             yield
         except DatabaseError as error:

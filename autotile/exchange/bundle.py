@@ -26,10 +26,20 @@ import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import device_profile
-from autotile.core.documents import Bytes, Count, Format, Name, canonical_json, decode_json, encode_json, to_document
+from autotile.core.documents import (
+    Bytes,
+    Count,
+    Format,
+    Name,
+    canonical_json,
+    decode_json,
+    encode_json,
+    json_hash,
+    to_document,
+)
 from autotile.core.model import Config, Problem, Resources, config_key, config_text
 from autotile.core.text import sizes_text
-from autotile.database.keys import json_hash, space_hash
+from autotile.database.keys import version_of
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, WinnerDocument
 from autotile.errors import BundleError, DataError, InputError
@@ -410,13 +420,13 @@ def _current_results(
     rules += [rule for name in dtypes for rule in shipped_rules(kernel.name, name)]
     digests = {winner.key.digest for winner in own}
     winners = own + [winner for winner in shipped if winner.key.digest not in digests]
-    version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
+    version = (*version_of(kernel), tuple(kernel.spec.options))
 
     functions = [rule for rule in kernel.spec.rules if rule.expression.node.operation == "function"]
 
     def is_current(key: TuningKey, *configs: Config) -> bool:
         """Return True if a result is of this version, and meets the rules that cannot be shipped with it."""
-        is_own = (key.template_hash, key.space_hash, key.options) == version
+        is_own = (*key.version, key.options) == version
         return is_own and all(rule.expression.value(config) for rule in functions for config in configs)
 
     return [one for one in winners if is_current(one.key, one.config)], [

@@ -671,7 +671,6 @@ _OWN_TELEMETRY = frozenset(
 
 
 def _simulated_ms(result: Mapping[str, Any]) -> float:
-    """Return the time that a result of a cache took."""
     return sum(time_ms for time_ms in map(result.get, _STAGES) if isinstance(time_ms, int | float))
 
 

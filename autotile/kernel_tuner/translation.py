@@ -32,6 +32,7 @@ from autotile.kernel.expressions import is_c_identifier, python_source
 from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
+from autotile.kernel.python_kernel import as_array
 from autotile.kernel.sources import OwnSources, global_functions, read_bytes, sources_with_options
 from autotile.kernel.spec import ConfigFunction, computed_values
 from autotile.kernel_tuner.parameters import (
@@ -428,15 +429,10 @@ def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
 
 def host_array(value: Any) -> NDArray[Any] | None:
     """Return an array of NumPy, CuPy or PyTorch as one of NumPy; None if the value is no array."""
-    if isinstance(value, np.ndarray):
-        return value
-    if _library(value) == "torch":
-        return np.asarray(value.detach().cpu())
-    return np.asarray(value.get()) if _library(value) == "cupy" and hasattr(value, "get") else None
+    return np.asarray(value.detach().cpu()) if _library(value) == "torch" else as_array(value)
 
 
 def _library(value: Any) -> str:
-    """Return the name of the package that the type of a value is from."""
     return type(value).__module__.partition(".")[0]
 
 

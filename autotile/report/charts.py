@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle, pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.model import ENERGY, ERROR, REGISTERS, TIME, Outcome, Trial, Value, config_key, config_text
+from autotile.core.model import ENERGY, ERROR, REGISTERS, TIME, Effect, Outcome, Trial, Value, config_key, config_text
 from autotile.core.text import (
     NOTHING,
     ResultTable,
@@ -24,7 +25,7 @@ from autotile.core.text import (
 from autotile.database.winners import StoredRule
 from autotile.families.family import Leaf, Tree
 from autotile.report.report_data import OperationData
-from autotile.report.study import EffectEntry, FailureGroup, Finalist, StudyData
+from autotile.report.study import FailureGroup, Finalist, StudyData
 from autotile.report.theme import (
     ACCENT,
     FAINT,
@@ -328,7 +329,7 @@ def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "tr
     return Chart(name, title, made, summary, table, note)
 
 
-Effects = tuple[tuple[EffectEntry, ...], str]
+Effects = tuple[tuple[Effect, ...], str]
 """The parameters that were varied, the most important first, and a summary in one sentence; where the trials do not
 support a statement, none and the reason."""
 
@@ -344,11 +345,7 @@ def study_effects(study: StudyData) -> Effects:
     stored = study.summary.importance
     if stored is not None:
         known = {name for one in study.newest for name in one.trial.config}
-        effects = tuple(
-            EffectEntry(one.parameter, min(max(one.share, 0.0), 1.0), one.alone, one.matters)
-            for one in stored
-            if one.parameter in known
-        )
+        effects = tuple(replace(one, share=min(max(one.share, 0.0), 1.0)) for one in stored if one.parameter in known)
         return effects, study.summary.insight or ""
     timed = timed_trials(study)
     if not timed:
@@ -361,8 +358,7 @@ def study_effects(study: StudyData) -> Effects:
     rows = np.column_stack([codes for _, codes in found_values.values()]).astype(np.uint32)
     parameters = tuple(Parameter(name, values) for name, (values, _) in found_values.items())
     space = SearchSpace(parameters, rows, combinations=len(rows), rules=(), limits=(), seconds=0.0)
-    found, doubt = importance_of(space, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
-    effects = tuple(EffectEntry(one.parameter, one.share, one.alone, one.matters) for one in found)
+    effects, doubt = importance_of(space, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
     return effects, "" if effects else doubt
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
-from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of
+from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of_times
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -257,7 +257,6 @@ class DatabaseComparison(Result):
         return f"A {self.a}, B {self.b}: {self.counts_text()}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield what differs, one row for each compared problem, and those that one database has alone."""
         facts: Facts = [("A", self.a), ("B", self.b), ("result", self.counts_text())]
         if texts := [f"{name}: {text}" for name, text in self._changes("->")]:
             facts.append(("differs", texts))
@@ -545,7 +544,7 @@ def _ratio_of_sessions(a: Measurement, b: Measurement, level: int, spread: float
     """
     from scipy.special import ndtri
 
-    ratio = ratio_of(*(Interval(one.time_us, one.low_us, one.high_us) for one in (a, b)))
+    ratio = ratio_of_times(a, b)
     growth = float(ndtri(0.025 / level) / ndtri(0.025))
     low = ratio.value * (ratio.low / ratio.value) ** growth / (1.0 + spread)
     high = ratio.value * (ratio.high / ratio.value) ** growth * (1.0 + spread)

@@ -30,13 +30,17 @@ class PageContent(NamedTuple):
 
 
 class Reported:
-    """Page with what is stored of a session, for its result."""
+    """Page with what is stored of a session, for its result, which has these fields."""
 
     __slots__ = ()
+    problem: Problem
+    device: DeviceProperties
+    database: str
 
     def page_content(self) -> PageContent:
         """Return the database of the result, and what selects its studies."""
-        raise NotImplementedError
+        of = self.problem
+        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
 
     def report(self, output: str | Path = "report.html") -> Path:
         """Write a page with charts and tables of the result, which opens offline; return its path.

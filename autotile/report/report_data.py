@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
-from autotile.core.statistics import Interval, ratio_of
+from autotile.core.statistics import Interval, ratio_of_times
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
 from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
 from autotile.database.keys import TuningKey, study_columns
@@ -288,7 +288,7 @@ def _ratio(fastest: StoredBest, other: StoredBest) -> Interval | None:
         return None
     if fastest is other:
         return Interval(1.0, 1.0, 1.0)
-    return ratio_of(*(Interval(one.time_us, one.low_us, one.high_us) for one in (first, second)))
+    return ratio_of_times(first, second)
 
 
 def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) -> str:

@@ -18,20 +18,22 @@ from sqlalchemy import select
 
 from autotile.core.ceilings import ARITHMETIC, DeviceCeilings, datasheet_ceilings, unit_text
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Finite, Name, NonNegative, Text, convert
+from autotile.core.documents import Name, NonNegative, Text, convert
 from autotile.core.forks import cached_property
 from autotile.core.model import (
     OBJECTIVE,
     SAME_CODE,
     TIME,
     Config,
+    Effect,
     Outcome,
+    Stopped,
     Trial,
     config_key,
     non_dominated,
     objective_values,
 )
-from autotile.core.statistics import Interval, raced_ratio, ratio_of
+from autotile.core.statistics import Interval, raced_ratio, ratio_of_times
 from autotile.core.text import bandwidth_text, flops_text, moment_text, percent_text
 from autotile.database.database import (
     Database,
@@ -66,23 +68,6 @@ class StoredConfig(msgspec.Struct):
     config: Config
 
 
-class StopReason(msgspec.Struct, frozen=True):
-    """Why a search ended, and what its model expected of more trials; see `autotile.tuning.progress_state.Stopped`."""
-
-    rule: Name = ""
-    expected_gain: Finite | None = None
-    more_trials: int | None = None
-
-
-class EffectEntry(msgspec.Struct, frozen=True):
-    """Share of a parameter in the differences between trials, and whether it is more than chance."""
-
-    parameter: Name
-    share: Finite = 0.0
-    alone: Finite = 0.0
-    matters: bool = True
-
-
 class RunSummary(msgspec.Struct, frozen=True):
     """The part of a run's stored summary that a report shows; a field that a run does not state has its default."""
 
@@ -90,8 +75,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     ties: tuple[Config, ...] = ()
     default: StoredConfig | None = None
     gates: Mapping[Name, _Natural] = {}
-    stopped: StopReason | None = None
-    importance: tuple[EffectEntry, ...] | None = None
+    stopped: Stopped | None = None
+    importance: tuple[Effect, ...] | None = None
     insight: Text | None = None
     notices: tuple[Text, ...] = ()
     flops: _Natural | None = None
@@ -438,7 +423,7 @@ def cost_ratio(winner: Trial, other: Trial) -> Interval | None:
         return raced_ratio(first.samples_us, second.samples_us)
     if first.low_us <= 0.0 or not winner.cost or not other.cost:
         return None
-    times = ratio_of(*(Interval(one.time_us, one.low_us, one.high_us) for one in (first, second)))
+    times = ratio_of_times(first, second)
     scale = (other.cost / winner.cost) / times.value  # an objective of its own is proportional to the time
     return Interval(times.value * scale, times.low * scale, times.high * scale)
 

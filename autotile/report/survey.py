@@ -280,7 +280,6 @@ class Survey(Result):
         return [*facts, ("took", duration_text(self.seconds))]
 
     def _parts(self) -> Iterator[Part]:
-        """Yield counts, the range of each quantity, failures by reason, and some configurations."""
         yield list(self._facts())
         if ranges := self.ranges():
             rows = [
@@ -330,9 +329,7 @@ class Survey(Result):
         """Return the survey, with an entry for each configuration."""
         columns = [column for column in self.table().columns if not column.name.startswith("param.")]
         return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document(),
             "device": self.device.identity,
             "valid": len(self.space),
             "planned": self.planned,

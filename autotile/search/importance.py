@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from autotile.core.model import Trial, Value
+from autotile.core.model import Effect, Trial, Value
 from autotile.core.text import plural
 from autotile.search.gaussian_process import Floats, one_blas_thread, positions
 from autotile.space.search_space import SearchSpace
@@ -157,19 +157,6 @@ _MIN_SPREAD = 0.02
 _MIN_EXPLAINED = 0.2
 _MIN_PREDICTED = 0.5
 """Minimum share of the variance over the valid configurations that must be predicted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """Effect of one parameter; both shares are 0 unless it ``matters``: it explains more than chance would."""
-
-    parameter: str
-    share: float
-    """Share of the variance of the logarithm of the time over the valid configurations, 0 to 1: the share that it
-    explains alone, plus half of the share of each pair with another parameter. All shares and the unexplained variance
-    add up to 1."""
-    alone: float
-    matters: bool
 
 
 def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike) -> tuple[tuple[Effect, ...], str]:

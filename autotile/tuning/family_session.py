@@ -29,7 +29,7 @@ from autotile.core.text import (
     time_text,
 )
 from autotile.cuda.toolchain import nvrtc_version
-from autotile.database.keys import TuningKey, key_of, space_hash
+from autotile.database.keys import TuningKey, key_of, version_of
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.errors import InputError
 from autotile.exchange.recording import list_recordings
@@ -81,7 +81,7 @@ class FamilyResult(ScheduleResult, Reported):
     """Mean loss of the default configuration over the points where it runs; None where it runs at none."""
 
     def page_content(self) -> PageContent:
-        """As for `Reported`."""
+        """As for `Reported`, of all problems of the family."""
         return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
 
     def _heading(self) -> str:
@@ -95,7 +95,6 @@ class FamilyResult(ScheduleResult, Reported):
         return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the points with the loss at each, the rule, and facts about the session."""
         rule = self.rule
         if rule is None:
             yield [("interrupted", "before there was a rule; the same command goes on from there")]
@@ -182,8 +181,8 @@ def tune_family(
             points = select_points(family, plan.points, lambda sizes: is_possible(kernel.spec, sizes, *at))
             return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
         # in replay, the points are selected from the problems of the family that were recorded
-        version = kernel.name, dtype, options.l2, kernel.source_hash, space_hash(kernel.spec)
-        fields = attrgetter("kernel", "dtype", "l2_mode", "template_hash", "space_hash")
+        version = kernel.name, dtype, options.l2, version_of(kernel)
+        fields = attrgetter("kernel", "dtype", "l2_mode", "version")
         headers = [header for entry in list_recordings(settings.recording_folders) if (header := entry.header)]
         recorded = [(one.device, one.problem) for one in headers if one.device and fields(one.key) == version]
         members = [(device, problem.sizes) for device, problem in recorded if problem.sizes in family]

@@ -43,8 +43,6 @@ _CLOSE_S = 10.0
 
 @dataclass(eq=False, slots=True)
 class _Submitted:
-    """A candidate that was submitted."""
-
     candidate: Candidate
     limit_us: float | None
     suspects: list[_GroupGpu] = field(default_factory=list)
@@ -53,8 +51,6 @@ class _Submitted:
 
 @dataclass(eq=False, slots=True)
 class _GroupGpu:
-    """One GPU of a group."""
-
     backend: Backend
     number: int
     state: Literal["starting", "working", "lost"] = "starting"

@@ -138,7 +138,6 @@ class OperationFamilyResult(ScheduleResult):
         return f"{self._heading()}: {mean or 'interrupted before there was a model'}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield how well the model chooses."""
         facts = [("measured", f"{plural(self.pairs, 'time')} at {plural(self.problems, 'problem')}")]
         if (one := self.losses) is not None:
             mean, at_99, worst_text = map(percent_text, (one.mean, one.percentile_99, one.worst))

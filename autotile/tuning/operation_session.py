@@ -15,7 +15,7 @@ from typing import Any, Literal
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
-from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of
+from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of_times
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -42,7 +42,7 @@ from autotile.errors import (
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
-from autotile.report.notebook import PageContent, Reported
+from autotile.report.notebook import Reported
 from autotile.settings import Settings
 from autotile.tuning.backend import expected_folder, workload_of
 from autotile.tuning.family_session import is_possible
@@ -155,11 +155,6 @@ class OperationResult(ScheduleResult, Reported):
         """The libraries among the contenders."""
         return tuple(one for one in self.contenders if one.is_library)
 
-    def page_content(self) -> PageContent:
-        """As for `Reported`."""
-        of = self.problem
-        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
-
     def _heading(self) -> str:
         return f"{self.problem} on {device_text(self.device)}"
 
@@ -170,7 +165,6 @@ class OperationResult(ScheduleResult, Reported):
         return f"{self._heading()}: {found}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the result of each kernel and library, then facts about the session."""
         figures = (f"{RIGHT}over the winner", f"{RIGHT}tried", f"{RIGHT}of the time")
         headings = ("", f"{RIGHT}time", "95 % interval, us", *figures, "remark")
         rows: list[tuple[str, ...]] = []
@@ -210,9 +204,7 @@ class OperationResult(ScheduleResult, Reported):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
         return {
-            "operation": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document("operation"),
             "device": self.device.identity,
             "winner": to_document(self.winner),
             "contenders": to_document(self.contenders),
@@ -271,7 +263,6 @@ class _Entrant:
 
     @property
     def name(self) -> str:
-        """Name of the kernel."""
         return self.kernel.name
 
     @property
@@ -286,7 +277,6 @@ class _Entrant:
             self.state, self.reason = state, reason
 
     def contender(self) -> TunedContender:
-        """Return the outcome so far, without a race."""
         found = TunedContender(self.name, is_library=False, trial=self.best, trials=self.tried, seconds=self.seconds)
         return replace(found, state=self.state, reason=self.reason)
 
@@ -570,7 +560,7 @@ class _Halving:
             elif winner in raced and one.name in raced:
                 ratio = raced_ratio(*(each.samples_us for each in pair))
             else:
-                ratio = ratio_of(*(Interval(each.time_us, each.low_us, each.high_us) for each in pair))
+                ratio = ratio_of_times(*pair)
             judged = replace(one, state="won" if one.name == winner else "raced", reason="")
             contenders[place] = replace(judged if one.name in names else one, ratio=ratio)
         return sorted(contenders, key=lambda one: (one.state != "won", one.time_us or math.inf))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -18,8 +18,6 @@ from autotile.core.documents import storable
 from autotile.core.model import TIME, Config, L2Mode
 from autotile.errors import InputError
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS
-
-_hints_of = cache(get_type_hints)
 
 DEFAULT_TRIALS = 200
 _L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
@@ -153,7 +151,7 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the options."""
-        for name, hint in _hints_of(TuneOptions, include_extras=True).items():
+        for name, hint in OPTION_TYPES.items():
             value = getattr(self, name)
             if isinstance(value, os.PathLike) and name in ("database", "captured"):
                 value = os.fspath(value)
@@ -183,6 +181,10 @@ class TuneOptions:
         options = asdict(self) | paths  # a path need not be encoded in UTF-8
         shown = {name: storable(value) if isinstance(value, str) else value for name, value in options.items()}
         return {**shown, "trial_target": self.trial_target}
+
+
+OPTION_TYPES: Mapping[str, Any] = MappingProxyType(get_type_hints(TuneOptions, include_extras=True))
+"""Types of the options, with their bounds."""
 
 
 def for_given(options: TuneOptions, configs: Iterable[Config], **changes: Any) -> TuneOptions:

@@ -22,7 +22,7 @@ from autotile.core.documents import Count, Name, convert, parse_toml, read_regul
 from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
-from autotile.database.keys import TuningKey, space_hash
+from autotile.database.keys import TuningKey, version_of
 from autotile.database.learned import MissCost, miss_costs
 from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
@@ -196,12 +196,12 @@ def is_done(database: Database | None, planned: PlannedProblem, options: TuneOpt
     if database is None:
         return False
     for kernel in [member.load() for member in target.members] if isinstance(target, Operation) else [target]:
-        version = (kernel.source_hash, space_hash(kernel.spec), options.l2, "cuda" if gpu_name else "replayed")
+        version = (*version_of(kernel), options.l2, "cuda" if gpu_name else "replayed")
         sizes = {size: problem.sizes[size] for size in kernel.spec.sizes if size in problem.sizes}
         for best in database.best(kernel.name, dtype=problem.dtype, gpu_name=gpu_name or None):
             key = best.key
             same = all(key.sizes.get(size) == value for size, value in sizes.items())
-            if not same or (key.template_hash, key.space_hash, key.l2_mode, key.source) != version:
+            if not same or (*key.version, key.l2_mode, key.source) != version:
                 continue
             if isinstance(target, Operation):
                 is_enough = best.run.sampler == CONTEST  # its last race has been held
@@ -298,11 +298,8 @@ def missed_problems(kernel: KernelName | None, options: TuneOptions) -> list[Mis
     """
     live = device_count() > 0 and options.replay is None and not options.scheduler
     gpu_name = live_device(options.device_index).name if live else None
-    opened = open_for_reading(options.database)
-    if opened is None:
-        return []
-    with opened:
-        assessed = assess_misses(opened, kernel, gpu_name)
+    with open_for_reading(options.database) as opened:
+        assessed = assess_misses(opened, kernel, gpu_name) if opened is not None else []
     found: dict[str, Missed] = {}
     for one in assessed:
         if one.kernel is None or one.tuned:
@@ -345,9 +342,9 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
             continue
         if name not in costs:
             costs[name] = miss_costs(database, current)
-        version = (current.source_hash, space_hash(current.spec))
+        version = version_of(current)
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
-        tuned = any(best.confirmed and (best.key.template_hash, best.key.space_hash) == version for best in stored)
+        tuned = any(best.confirmed and best.key.version == version for best in stored)
         cost = costs[name](structs.replace(miss, problem=problem))
         found.append(AssessedMiss(problem, *counts, current, cost, tuned))
     return found

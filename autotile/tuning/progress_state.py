@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Rule, Stopped, Trial, config_key, config_text
 from autotile.core.timeline import MIN_PACE_STEPS, NO_TIMELINE, STEADY_STEPS, Pace, Timeline
 from autotile.errors import InputError
 from autotile.kernel.problem import Workrate
@@ -78,25 +78,11 @@ class StopRequest:
         self.requested = True
 
 
-Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
-
 SETTLED_GAIN = 5e-3
 """Expected gain below which a search ends before its limits: 0.5 %, what the interval of a measurement resolves."""
 _EXPECTED_TRIALS = 128
 """Number of trials that come of the 256 proposals of an expected gain, about: each second one is measured, of the first
 ones fewer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The reason for the end of a search."""
-
-    rule: Rule
-    """``settled`` where nothing more was expected, and ``space`` where every configuration was tried."""
-    expected_gain: float | None = None
-    """Expected relative gain in speed from `more_trials` further trials, 0.01 for 1 %; None for a sampler that does not
-    estimate it."""
-    more_trials: int | None = None
 
 
 class StoppingRules:
@@ -406,8 +392,13 @@ class Load:
     """Share of the wall time in which the GPU workers load, verify or measure, 0 to 1; of several, the mean."""
     compilers_busy: float
     """Mean share of the compile workers that are compiling, 0 to 1."""
-    binds: Literal["gpu", "compilers"]
-    """The bottleneck of the search."""
+    binds: Literal["gpu", "compilers", "neither"]
+    """The busier of the two, for which the search waits, if it is busy for at least half of the time."""
+
+
+_MIN_SHARE_BINDS = 0.5
+"""Share of the time above which a resource binds: with any number of it, a search takes at least one minus this share
+as long, so that below, most of its time is spent elsewhere."""
 
 
 class LoadMeter:
@@ -439,4 +430,6 @@ class LoadMeter:
             return None
         wall_s, compiled_s = last[0] - first[0], last[1] - first[1]
         gpu, compilers = last[2] / wall_s / self._gpu_count, compiled_s / wall_s / self._workers
-        return Load(round(gpu, 3), round(compilers, 3), "gpu" if gpu >= compilers else "compilers")
+        is_bound = max(gpu, compilers) >= _MIN_SHARE_BINDS
+        binds: Literal["gpu", "compilers", "neither"] = "gpu" if gpu >= compilers else "compilers"
+        return Load(round(gpu, 3), round(compilers, 3), binds if is_bound else "neither")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.model import ENERGY, ERROR, Outcome, Problem
 from autotile.core.statistics import DISCARD_RATIO, discard_reason
-from autotile.database.keys import space_hash
+from autotile.database.keys import version_of
 from autotile.errors import InputError, RecordingError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
 from autotile.kernel.library import Kernel
@@ -135,7 +135,7 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
             f"the recording is of {recording.header.problem}, expected {problem}; name its sizes and its dtype"
         )
     is_imported = not key.template_hash  # files of other tuners do not identify the kernel
-    if not is_imported and (key.template_hash, key.space_hash) != (kernel.source_hash, space_hash(kernel.spec)):
+    if not is_imported and key.version != version_of(kernel):
         raise RecordingError(
             f"the recording of {problem} was made with another version of the kernel; "
             "its times say nothing of this one: `autotile export --format recording --measure` makes another on a GPU"

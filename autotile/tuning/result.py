@@ -15,6 +15,7 @@ from autotile.core.model import (
     Config,
     Outcome,
     Problem,
+    Stopped,
     Trial,
     config_key,
     config_text,
@@ -35,13 +36,14 @@ from autotile.core.text import (
     funnel_text,
     interval_text,
     occupancy_text,
+    percent_text,
     plural,
     time_text,
 )
 from autotile.kernel.problem import Workrate
-from autotile.report.notebook import PageContent, Reported, StudyPlots, newest_study
+from autotile.report.notebook import Reported, StudyPlots, newest_study
 from autotile.tuning.finals import Confirmation
-from autotile.tuning.progress_state import Load, Stopped
+from autotile.tuning.progress_state import Load
 from autotile.workers.gpu import GpuUse
 
 if TYPE_CHECKING:
@@ -283,7 +285,6 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield winner and default side by side, the front, and facts about the session."""
         if self.winner is not None:
             scores = list(self.winner.scores)
             rate = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)
@@ -346,7 +347,8 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             ("matters", self.insight.sentence if self.insight is not None and winner is not None else ""),
         ]
         if drift is not None and drift.spread > _MIN_DRIFT_SHOWN:
-            times = f"{drift.reference_us['least']:.4g} to {drift.reference_us['greatest']:.4g} us ({drift.spread:.1%})"
+            least, greatest = drift.reference_us["least"], drift.reference_us["greatest"]
+            times = f"{least:.4g} to {greatest:.4g} us ({percent_text(drift.spread)})"
             cause = f", as {' and '.join(drift.clock_limits)} lowered the clock" if drift.clock_limits else ""
             if drift.spread > _MIN_FOREIGN_LOAD_DRIFT and not cause:
                 cause = ": something else ran on the GPU; tune again where the winner matters"
@@ -358,9 +360,10 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             ("not learnt", f"from {'; '.join(map(str, self.not_learnt_from))}" if self.not_learnt_from else ""),
         ]
         if load is not None and max(load.compilers_busy, load.gpu_busy) >= 0.005:  # a replay waits for neither
-            shares = f"the compilers {load.compilers_busy:.0%} of the search, the GPU {load.gpu_busy:.0%}"
-            binding = "GPU" if load.binds == "gpu" else "compilers"
-            facts.append(("busy", f"{shares}: the search waits for the {binding}"))
+            compilers, gpu = 100 * load.compilers_busy, 100 * load.gpu_busy
+            waits = {"gpu": ": the search waits for the GPU", "compilers": ": the search waits for the compilers"}
+            shares = f"the compilers {compilers:.0f} % of the search, the GPU {gpu:.0f} %"
+            facts.append(("busy", shares + waits.get(load.binds, "")))
         gpus = [
             f"{use.uuid}: {plural(use.trials, 'trial')}"
             + (f", times x {use.scale:.4f}" if use.scale is not None else "")
@@ -384,11 +387,6 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         """Return the study with all its runs and trials, read from the database; an `InputError` if that has none."""
         return newest_study(self.database, self.problem, self.device)
 
-    def page_content(self) -> PageContent:
-        """As for `Reported`."""
-        of = self.problem
-        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
-
     def gflops_per_s(self, trial: Trial | None) -> float | None:
         """Return the rate of a trial in GFLOP/s; None where the kernel does not state its operations."""
         if trial is None or trial.time_us is None or self.flops is None:
@@ -398,9 +396,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
         return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document(),
             "device": self.device.identity,
             "space": {"combinations": self.combinations, "valid": self.valid},
             "gates": dict(self.gates),

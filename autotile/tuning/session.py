@@ -27,7 +27,17 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, decode_json, encode_json
 from autotile.core.forks import fork_guard
-from autotile.core.model import SAME_CODE, Config, Measurement, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.model import (
+    SAME_CODE,
+    Config,
+    Measurement,
+    Outcome,
+    Problem,
+    Stopped,
+    Trial,
+    config_key,
+    config_text,
+)
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
@@ -52,7 +62,6 @@ from autotile.tuning.progress_state import (
     LoadMeter,
     Observer,
     Progress,
-    Stopped,
     StoppingRules,
     StopRequest,
     TimeLeft,
@@ -173,8 +182,13 @@ def open_session(
     """
     check_sampler(options.sampler, options.objectives)
     check_until(options)
+    location = settings.database if options.database is None else options.database
     if options.trace is not None:
-        check_output(options.trace, *([options.replay] if options.replay else []))
+        with fork_guard.use():
+            from autotile.database.engine import parse_location
+
+        for used in (options.replay, parse_location(location)):
+            check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
         backend = stack.enter_context(closing(chosen))
@@ -202,7 +216,6 @@ def open_session(
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
 
-        location = settings.database if options.database is None else options.database
         database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem, backend.device):

@@ -223,7 +223,7 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         other = study.key
         name = config_text(other.sizes)
         name += f" on {other.gpu_name}" if other.gpu_name != key.gpu_name else ""
-        if (other.template_hash, other.space_hash) != (key.template_hash, key.space_hash):
+        if other.version != key.version:
             name += " of another version"
         searched = database.trials(study.study_id, phase="search")
         newest = {config_key(t.config): t for t in searched if t.outcome.has_time and t.time_us is not None}

@@ -20,7 +20,7 @@ from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, StoredBest, database_location
-from autotile.database.keys import TuningKey, key_of, space_hash
+from autotile.database.keys import TuningKey, key_of, version_of
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory, resolve_problem
@@ -84,9 +84,7 @@ class CandidateCheck(Result):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile verify --json`` prints."""
         return {
-            "kernel": self.problem.kernel,
-            "problem": dict(self.problem.sizes),
-            "dtype": self.problem.dtype,
+            **self.problem.document(),
             "device": self.device.identity,
             "source": self.source,
             "verdict": self.verdict,
@@ -116,7 +114,6 @@ class CandidateCheck(Result):
         return f"{self.source} for {self.problem} on {device_text(self.device)}"
 
     def _parts(self) -> Iterator[Part]:
-        """Yield the verdict, and both kernels."""
         facts: Facts = [
             ("verdict", self.summary),
             ("candidate", _timed(self.candidate)),
@@ -255,7 +252,7 @@ def tuned_problems(
     measured results, or ``replayed`` for those from a recording. An `InputError` is raised if the database cannot be
     read, or there is no such problem.
     """
-    version = (kernel.source_hash, space_hash(kernel.spec), tuple(kernel.spec.options))
+    version = (*version_of(kernel), tuple(kernel.spec.options))
     opened = Database.open_readonly(database)
     bests: list[StoredBest] = []
     if opened is not None:
@@ -264,7 +261,7 @@ def tuned_problems(
     found: dict[str, tuple[Problem, list[StoredBest]]] = {}
     for best in bests:
         key = best.key
-        if (key.template_hash, key.space_hash, key.options) != version or (key.source, key.l2_mode) != (source, "cold"):
+        if (*key.version, key.options) != version or (key.source, key.l2_mode) != (source, "cold"):
             continue
         tuned = resolve_problem(kernel.spec, key.sizes, key.dtype)
         if problem in (None, tuned):

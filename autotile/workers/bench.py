@@ -265,7 +265,6 @@ class Bench:
             del self._problems[next(iter(self._problems))]
 
     def _timed_library(self, problem: LaidOut, entry: Entry, best_us: float | None, stage: Stage) -> Reading:
-        """Verify a library, then measure it."""
         stage("verify")
         try:
             runner = self._library(problem, entry)

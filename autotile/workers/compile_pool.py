@@ -332,7 +332,6 @@ class CompilePool:
             self._begin_waiting()
 
     def _start_worker(self) -> None:
-        """Start a worker that waits for a job."""
         if not self._closing:
             with suppress(InputError, WorkerError):  # the first compilation says it
                 self._worker_pool.release(start_child(self._module))
@@ -441,7 +440,6 @@ def compile_one(message: Mapping[str, Any], _: Stage) -> Mapping[str, Any]:
 
 
 def _prepare() -> None:
-    """Load what every compilation needs."""
     from autotile.cuda.headers import toolkit_headers
 
     load_nvrtc()

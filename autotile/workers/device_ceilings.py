@@ -94,7 +94,6 @@ def measure_ceilings(cache: CubinCache, device_index: int, stage: Stage) -> Devi
 
 
 def _ceiling(kernels: CeilingKernels, loops: Sequence[CeilingLoop], timer: Timer) -> Ceiling:
-    """Measure the fastest of the loops of a ceiling."""
     sized = [(loop, _rounds(loop, timer)) for loop in loops]
     probes = [_time_us(loop, rounds, timer) / (loop.work * rounds) for loop, rounds in sized]
     loop, rounds = sized[probes.index(min(probes))]

@@ -253,7 +253,6 @@ LIBRARY_VERSION = "library_version"
 
 
 def _with_candidates(job: Job, change: Callable[[Candidate], Candidate]) -> Job:
-    """Return a job whose candidates are replaced by a function of them."""
     entries = [one if one.candidate is None else replace(one, candidate=change(one.candidate)) for one in job.entries]
     return replace(job, entries=tuple(entries))
 

@@ -99,7 +99,6 @@ class StrategyWorker:
         return {"wanted": [], "new": new, "failure": failure}
 
     def _tune(self, seed: int, evaluations: int) -> None:
-        """Call the strategy as Kernel Tuner does."""
         from kernel_tuner.interface import Options, strategy_map
         from kernel_tuner.searchspace import Searchspace
         from kernel_tuner.util import TuningBudget

@@ -117,6 +117,10 @@ def test_merge_and_clean(sides, tmp_path):
     found = databases.db_merge(sides, out)
     assert [rows["trials"] for _, rows in found.copied] == [2, 2]
     shows(found, f"<MergeResult: 4 new trials in {out}, 1 study (replayed) with several winners>")
+    for nothing in ([], [tmp_path / "none.db"]):
+        with pytest.raises(InputError, match=r"nothing to merge into .*none\.db; name one other database or more"):
+            databases.db_merge(nothing, tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
     path, tomorrow = sides[0], datetime.now(UTC) + timedelta(days=1)
     for dry_run, done in ((True, "would be deleted"), (False, "deleted")):
         found = databases.db_clean("scale", before=tomorrow, dry_run=dry_run, database=path)

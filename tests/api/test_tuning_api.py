@@ -217,6 +217,12 @@ def test_values_are_read_as_on_the_command_line(given, fields):
     assert {name: getattr(options, name) for name in fields} == fields
 
 
+def test_an_option_is_named_as_it_was_written():
+    for name, value in {"objective": 3, "verify_problem": 3, "budget": "-1s"}.items():
+        with pytest.raises(InputError, match=rf"\b{name} (is|of)"):
+            targets.session_options(given={name: value})
+
+
 DEFAULT = {"THREADS": 128, "WORK": 1}
 THREADS = (32, 64, 128, 256)
 

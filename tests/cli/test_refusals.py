@@ -95,6 +95,7 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         (f"{REPLAY} --trace OUT", "names a folder"),
         (f"{REPLAY} --trace /proc/x.json", "cannot write /proc/x.json"),
         (f"{REPLAY} --trace RECORDING", "reads or writes it already"),
+        (f"{REPLAY} --trace OUT/new.db --db OUT/new.db", "reads or writes it already"),
         ("report RECORDING -o RECORDING", "reads or writes it already"),
         ("space KERNEL --device h200 --compile --csv OUT/x -o OUT/x", "reads or writes it already"),
         ("space KERNEL --device h200 --compile -o OUT/none/x.html", "there is no folder"),

@@ -6,6 +6,7 @@ Each command says in one message what is wrong and what to do, exits with the ri
 import errno
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -209,6 +210,13 @@ class TestCubinCache:
         monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refusing(errno.EACCES))
         with pytest.raises(InputError, match="Permission denied; change its permissions, or set AUTOTILE_CACHE"):
             cache.put("key", compilation)
+
+    def test_one_that_is_deleted_in_a_session_is_made_anew(self, tmp_path):
+        cache = CubinCache(tmp_path / "cache", 10**6)
+        shutil.rmtree(tmp_path / "cache")
+        stored = cache.put("key", Compilation(b"cubin", {"f": CompiledFunction("f", Resources(32, 0, 0, 0, 0))}))
+        assert cache.get("key") == stored
+        assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
 class TestReadOnlyDisk:

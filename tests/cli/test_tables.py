@@ -17,7 +17,7 @@ from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
 from autotile.cli.output import Listing, facts, print_trimmed, render, table
 from autotile.core.device import device_profile, profile_names
-from autotile.core.model import Config, Measurement, Outcome, Problem, Resources, Trial
+from autotile.core.model import Config, Effect, Measurement, Outcome, Problem, Resources, Stopped, Trial
 from autotile.core.statistics import Interval
 from autotile.core.text import RIGHT, Part, Result
 from autotile.database.database import StoredTrial, StudySummary
@@ -26,12 +26,11 @@ from autotile.database.learned import MissCost
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import Workrate
-from autotile.search.importance import Effect, ParameterEffects, Threshold
+from autotile.search.importance import ParameterEffects, Threshold
 from autotile.search.transfer import MisleadingSource
 from autotile.serving.choice import Contender
 from autotile.tuning.operation_session import OperationResult, TunedContender
 from autotile.tuning.plan import AssessedMiss, PlannedProblem
-from autotile.tuning.progress_state import Stopped
 from autotile.tuning.result import Front, TuneResult
 
 SIZES = {"M": 4096, "N": 4096, "K": 4096}

@@ -328,6 +328,11 @@ def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(monke
         assert (meter.read() is None) == (now == 10)  # one trial has no load
     load = meter.read()
     assert load == Load(gpu_busy=0.25, compilers_busy=0.75, binds="compilers")
+    moment.now = pool.begun_at = 50  # for most of this time, neither worked
+    meter.add(Trial({"A": 1}, Outcome.OK, seconds=seconds))
+    load = meter.read()
+    assert load is not None
+    assert (load.gpu_busy, load.compilers_busy, load.binds) == (pytest.approx(0.1625, abs=1e-3), 0.037, "neither")
 
 
 def ctrl_c() -> None:

@@ -15,6 +15,7 @@ from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
 from autotile.tuning.backend import workload_of
 from autotile.tuning.options import FamilyPlan, TuneOptions
+from autotile.tuning.progress_state import Load
 from autotile.tuning.result import measure_drift, pareto_front
 
 REGISTERS = ("time", "registers")
@@ -204,12 +205,22 @@ def test_the_drift_is_that_of_the_reference_kernel(of, first, least, greatest):
     }
 
 
+def test_what_the_search_waits_for_is_said_where_it_binds(bench):
+    result = bench.tune(bench.record(), trials=3)
+    for load, said in (
+        (Load(0.16, 0.03, "neither"), "the compilers 3 % of the search, the GPU 16 %<"),
+        (Load(0.6, 0.03, "gpu"), "the compilers 3 % of the search, the GPU 60 %: the search waits for the GPU<"),
+        (Load(0.0, 1.0, "compilers"), "100 % of the search, the GPU 0 %: the search waits for the compilers<"),
+    ):
+        assert said in replace(result, load=load)._repr_html_()
+
+
 def test_a_clock_that_the_gpu_lowers_is_no_load_of_others(bench):
     """Bit 0x4 is the power limit, 0x1 an idle GPU; those beside the greatest time count."""
     result = bench.tune(bench.record(), trials=3)
     for mask, said in (
-        (0x4, "60 to 70 us (16.7%), as the power limit lowered the clock through the search; the finals are free of"),
-        (0x1, "60 to 70 us (16.7%): something else ran on the GPU"),
+        (0x4, "60 to 70 us (16.7 %), as the power limit lowered the clock through the search; the finals are free of"),
+        (0x1, "60 to 70 us (16.7 %): something else ran on the GPU"),
     ):
         slow = replace(DRIFTING[0], telemetry={"reference_us": 70.0, "throttle_reasons": mask})
         assert (

@@ -147,7 +147,6 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             self._used_at = time.monotonic()
 
     def _open(self, request: GpuRequest) -> None:
-        """Begin a session, and set up its problem."""
         self._end()
         self._session = request.session
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
