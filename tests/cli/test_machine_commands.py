@@ -193,7 +193,6 @@ def no_scheduler(request):
     talk += "while True:\n    one, _ = s.accept()\n"
     talk += "    one.sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')\n" if request.param == "a talker" else ""
     with subprocess.Popen([sys.executable, "-c", talk], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         yield f"tcp://127.0.0.1:{process.stdout.readline().strip()}"
         process.kill()
 

@@ -192,9 +192,7 @@ class TestFullDisk:
 
 
 class TestCubinCache:
-    def test_one_that_can_only_be_read_serves_what_it_holds_and_one_must_be_made(
-        self, run, words, tmp_path, monkeypatch
-    ):
+    def test_one_that_can_only_be_read_serves_what_it_has_and_one_must_be_made(self, run, words, tmp_path, monkeypatch):
         assert run(*words).code == 0
         monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
         monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refusing(errno.EROFS))
@@ -371,9 +369,8 @@ def test_an_error_keeps_its_exit_code():
 def test_an_answer_without_standard_output_is_an_error_after_the_session(session):
     done = shell(">&-", session)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "error: Bad file descriptor: the answer cannot be written; what was stored is kept"
-    )
+    said = "error: Bad file descriptor: the answer cannot be written; what was stored is kept"
+    assert done.stderr.splitlines()[-1] == said
     assert "Traceback" not in done.stderr
     assert stored(os.environ["AUTOTILE_DB"]) == 12
 

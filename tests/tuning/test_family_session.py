@@ -145,9 +145,7 @@ class TestRule:
 
 
 class TestResuming:
-    def test_a_run_that_was_broken_off_goes_on_and_on_several_gpus_points_are_tuned_at_the_same_time(
-        self, run, recorded
-    ):
+    def test_a_run_that_was_broken_off_goes_on_and_several_gpus_tune_points_at_the_same_time(self, run, recorded):
         threads: dict[int, set[int]] = {}
 
         def observe(step):

@@ -280,7 +280,6 @@ class Device(GivenGpu):
     def check(self, job: Check) -> Reading:
         self.log.append("check with second inputs" if job.seed else "check")
         (entry,), repeats = job.entries, job.repeats
-        assert entry.candidate is not None
         if Path(entry.candidate.cubin_path).stem == "winner":
             self.confirmed += 1
             agrees = self.confirmed >= self.candidate.get("agree_after", 2)
