@@ -204,7 +204,6 @@ def _summary(ranked: Sequence[Trial], refused: Sequence[Trial], default: Config,
 
 
 def read_one(path: Path) -> StudyData:
-    """Return the only study of a database."""
     opened = Database.open_readonly(path)
     with opened:
         (study,) = read_report(opened).studies

@@ -32,7 +32,6 @@ __device__ const char text[] = TIMES_65536(TIMES_65536("."));
 
 
 def add_code(search_space: Path, code: str) -> None:
-    """Put code before that of a kernel."""
     template = search_space.with_suffix(".cu")
     template.write_text(f"{code}\n{template.read_text()}")
 

@@ -44,7 +44,6 @@ def refusal(answer: Answer | tuple[int, str, str], *, expected: int | None = 2) 
 
 
 def stored(location: Path | str) -> int:
-    """Trials of the search in a database."""
     with Database.open(location) as database:
         assert check_database(database).ok
         return len(database.trials(1, phase="search"))
@@ -67,7 +66,6 @@ def words(scale_toml, recording):
 
 @pytest.fixture
 def cache_file(run, tuned, scale_toml, tmp_path):
-    """A file of Kernel Tuner's, to import."""
     path = tmp_path / "cache.json"
     assert run("export", scale_toml, SIZE, "--db", tuned, "--format", "kernel-tuner", "-o", path).code == 0
     return path
@@ -75,7 +73,6 @@ def cache_file(run, tuned, scale_toml, tmp_path):
 
 @pytest.fixture
 def commands(words, cache_file, scale_toml, tmp_path):
-    """Every command that opens a database, by name."""
     return {
         "list": ["list"],
         "trials": ["trials", str(scale_toml), SIZE],

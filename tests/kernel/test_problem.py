@@ -151,8 +151,6 @@ class TestMemory:
 
 
 class TestCapabilities:
-    """Devices that a kernel supports."""
-
     @staticmethod
     def declared(line: str, text: str = SPLIT_SPACE) -> str:
         return text.replace('entry = "split"\n', f'entry = "split"\n{line}\n')

@@ -111,5 +111,4 @@ def uncounted_devices(monkeypatch):
 
 @pytest.fixture
 def no_gpu(uncounted_devices, monkeypatch):
-    """A machine without a GPU."""
     monkeypatch.setattr(serving, "device_count", lambda: 0)

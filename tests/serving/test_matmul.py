@@ -31,7 +31,6 @@ PRODUCT = Product(2048, 2048, 2048)
 
 
 def best_matmul(product: Product, **options: Any) -> BoundKernel:
-    """Return what is served for a product."""
     return default_dispatcher.serve_operation("matmul", product.sizes, product.dtype, **options)
 
 

@@ -646,7 +646,6 @@ def code_loads_itself(monkeypatch):
 
 
 def served(code: Code) -> BoundKernel:
-    """A served kernel, as a look-up returns it."""
     return BoundKernel(code, Choice("default", code.config), DEVICE, 0)
 
 

@@ -34,7 +34,6 @@ CANDIDATE = {"THREADS": 64, "WORK": 2}
 
 @pytest.fixture
 def choose(bench, monkeypatch):
-    """Choose a backend on a machine without a GPU."""
     monkeypatch.setattr(backends, "device_count", lambda: 0)
 
     def with_options(folders=(), **options):

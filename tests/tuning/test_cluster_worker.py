@@ -71,7 +71,6 @@ def plugin(bench, monkeypatch):
 
 
 def timers() -> set[threading.Timer]:
-    """Return the timers that were not called off."""
     return {one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()}
 
 

@@ -63,7 +63,6 @@ def kill_at_third(step: Progress) -> None:
 
 
 def serve(bench: Any, n: int) -> Any:
-    """Return what is served for a size."""
     serving.forget_served()
     return get_best_kernel(bench.kernel.spec.source, n=n, device="NVIDIA H200")
 

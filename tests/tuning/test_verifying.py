@@ -53,7 +53,6 @@ def again(bench):
 
 
 def kernel_for(bench: Any, n: int = SIZE) -> Any:
-    """Return what is served."""
     forget_served()
     return find_best_kernel(str(bench.kernel.spec.source), None, None, read_settings().database, {"n": n})
 
