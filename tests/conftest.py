@@ -204,7 +204,6 @@ def scaling_toml(scale_toml):
 
 @pytest.fixture(scope="session")
 def cp():
-    """CuPy."""
     return pytest.importorskip("cupy")
 
 

@@ -18,17 +18,14 @@ def evaluate(gpu: Backend, candidate: Candidate, best_us: float | None = None) -
 
 
 def verify(gpu: Gpu, candidate: Candidate, repeats: int, seed: int = 0) -> Reading:
-    """Verify one candidate repeatedly."""
     return gpu.run(Check((Entry(candidate),), repeats, seed=seed))[0]
 
 
 def race(gpu: Gpu, candidates: Sequence[Candidate], rounds: int, seed: int) -> list[Reading]:
-    """Race candidates."""
     return gpu.raced(Race(tuple(map(Entry, candidates)), rounds, seed))
 
 
 def raced(times_us: Sequence[float], outcome: Outcome = Outcome.OK, reason: str = "") -> Reading:
-    """Return the reading of a candidate in a race."""
     return Reading(outcome, reason, rounds_us=tuple(times_us))
 
 

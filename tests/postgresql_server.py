@@ -45,7 +45,6 @@ class PostgresqlServer:
         return f"postgresql://{role}{password}@127.0.0.1:{self.port}/{database}"
 
     def create(self) -> None:
-        """Create the server's data."""
         password = self._folder / "password"
         password.write_text(self.password)
         password.chmod(0o600)
@@ -59,7 +58,6 @@ class PostgresqlServer:
         password.unlink()
 
     def start(self) -> None:
-        """Start the server, and wait until it answers."""
         settings = [word for setting in (*self._settings, f"port={self.port}") for word in ("-c", setting)]
         die_with_parent = ["setpriv", "--pdeathsig", "INT"] if shutil.which("setpriv") else []
         log = (self._folder / "log").open("ab")
@@ -88,7 +86,6 @@ class PostgresqlServer:
                 connection.execute(statement)  # type: ignore[call-overload]
 
     def new_database(self) -> str:
-        """Create an empty database, and return its URL."""
         name = f"test_{secrets.token_hex(6)}"
         self.execute(f"CREATE DATABASE {name}")
         return self.url(database=name)
@@ -105,7 +102,6 @@ class PostgresqlServer:
         return self._emptied
 
     def log(self) -> str:
-        """Return the server's log."""
         return (self._folder / "log").read_text()
 
     @property

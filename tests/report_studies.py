@@ -60,7 +60,6 @@ def store_session(
     """Store a session over the times of a recording as if they had been measured, and return the study's key."""
     recorded = recording_of(recording)
     device = recorded.header.device
-    assert device is not None
     trials = _trials(recorded, device, session)
     key = structs.replace(recorded.header.key, source=source)
     if session.hostile:
@@ -182,9 +181,7 @@ def _finals(trials: Sequence[Trial], session: Session) -> tuple[list[Trial], lis
 
 
 def _summary(ranked: Sequence[Trial], refused: Sequence[Trial], default: Config, session: Session) -> dict[str, Any]:
-    assert ranked[0].measurement is not None
     first, last = ranked[0].measurement, ranked[-1].measurement
-    assert last is not None
     speedup = widen_by_session_spread(paired_ratio(first.samples_us, last.samples_us))
     names = list(ranked[0].config)
     shares = [0.46, 0.21, 0.11, 0.06, 0.03]
@@ -207,9 +204,7 @@ def _summary(ranked: Sequence[Trial], refused: Sequence[Trial], default: Config,
 
 
 def read_one(path: Path) -> StudyData:
-    """Return the only study of a database."""
     opened = Database.open_readonly(path)
-    assert opened is not None
     with opened:
         (study,) = read_report(opened).studies
     return study

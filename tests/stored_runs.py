@@ -47,7 +47,6 @@ PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), 
 
 
 def space_of(parameters: Sequence[Parameter]) -> list[dict[str, Any]]:
-    """Return all configurations of some parameters."""
     names = [parameter.name for parameter in parameters]
     return [dict(zip(names, values, strict=True)) for values in product(*(p.values for p in parameters))]
 

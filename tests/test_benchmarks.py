@@ -160,8 +160,6 @@ class TestShareOut:
 
 
 class TestTuneProduct:
-    """Replay of recorded kernels."""
-
     @pytest.fixture(autouse=True)
     def _replay(self, monkeypatch, only_kernel):
         monkeypatch.setattr(importlib.import_module("autotile.tuning.backend"), "has_driver", lambda: False)

@@ -39,7 +39,6 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 
 def code(page: Path) -> Iterator[str]:
-    """Everything on a page that is set as code."""
     text = page.read_text(encoding="utf-8")
     for fence in FENCE.finditer(text):
         yield fence[2]

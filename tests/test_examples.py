@@ -153,7 +153,6 @@ _TIMEOUT_S = 500
 
 def cells() -> list[dict[str, Any]]:
     found = json.loads(NOTEBOOK.read_text())["cells"]
-    assert isinstance(found, list)
     return [cell for cell in found if cell["cell_type"] == "code"]
 
 

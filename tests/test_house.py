@@ -93,7 +93,6 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def figures():
-    """Figures of the present code."""
     every = modules()
     names = [
         node.name.lstrip("_") for _, tree in every.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)

@@ -13,7 +13,7 @@ from stored_runs import SEARCHING
 
 import autotile
 from autotile.api import progress as module
-from autotile.api.progress import ProgressLine, TerminalDisplay, default_display, short_line
+from autotile.api.progress import ProgressLine, default_display, short_line
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.kernel.problem import Workrate
 from autotile.tuning.progress_state import Place, Progress
@@ -192,9 +192,7 @@ def test_the_line_ends_with_its_block_and_the_last_state(terminal, changes, show
 class TestLine:
     @pytest.fixture
     def line(self, terminal):
-        display = default_display()
-        assert isinstance(display, TerminalDisplay)
-        return ProgressLine(display)
+        return ProgressLine(default_display())
 
     def test_it_waits_for_its_interval_and_shows_the_last_state_at_the_end(self, line, terminal, monkeypatch):
         now_s, counts = [10.0], []

@@ -15,7 +15,6 @@ from autotile.core.model import Outcome
 from autotile.database.database import Database
 from autotile.errors import ConfigError, InputError
 from autotile.exchange.recording import read_recording_header
-from autotile.families.family import FamilyRule
 from autotile.tuning.result import Recorded
 
 N = 1048576
@@ -52,7 +51,6 @@ class TestTune:
 def test_a_family(scale_toml):
     options, plan = autotile.TuneOptions(replay="auto"), autotile.FamilyPlan(points=1)
     result = autotile.tune_family(scale_toml, n=range(1000, 2000001), plan=plan, options=options)
-    assert isinstance(result.rule, FamilyRule)
     assert autotile.get_best_kernel(scale_toml, n=4097, device="h200").tier != "family"  # a rule of one point
     assert repr(result) == (
         "<FamilyResult: scale n=1000..2000000 float32 on NVIDIA H200 (replayed): "
@@ -89,7 +87,6 @@ class TestModes:
             session.evaluate({"THREADS": 256, "WORK": 4})
 
         result = autotile.tune(scale_toml, n=N, replay=recording, search=search)
-        assert isinstance(result, autotile.TuneResult)
         assert result.winner.config == {"THREADS": 256, "WORK": 4}
         assert result.call == f'kernel = autotile.get_best_kernel("{scale_toml}", n={N})'
 

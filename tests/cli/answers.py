@@ -8,8 +8,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and its exit code."""
-
     words: tuple[str, ...]
     code: int
     out: str

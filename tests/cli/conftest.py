@@ -23,7 +23,6 @@ def run():
 
 @pytest.fixture
 def tune(run, scale_toml, recording):
-    """Tune the tiny kernel by replay."""
     return lambda *words: run("tune", scale_toml, "n=1048576", f"--replay={recording}", *words)
 
 

@@ -43,7 +43,6 @@ def on_small_disk(folder: Path, size: str, *steps: list[Any]) -> list[Any]:
 
 
 def autotile(*words: str | Path, **environment: str | Path) -> list[Any]:
-    """The step that runs a command."""
     return ["autotile", [str(word) for word in words], {name: str(value) for name, value in environment.items()}]
 
 

@@ -229,9 +229,8 @@ class TestClean:
 
     def test_other_versions(self, mine, run, scale_toml):
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
-        assert [(study["reasons"], study["trials"], study["of"]) for study in answer["studies"]] == [
-            (["other version"], 2, 3)
-        ]
+        (study,) = answer["studies"]
+        assert (study["reasons"], study["trials"], study["of"]) == (["other version"], 2, 3)
         assert mine.served(1024, template_hash="0" * 64) == OTHER
         assert mine.served(1024) == FAST
 

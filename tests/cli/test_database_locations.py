@@ -131,12 +131,10 @@ def test_a_silent_server_is_said_to_be_waited_for_and_is_given_up_soon(monkeypat
     def run_to_the_end(words: str) -> None:
         command = [sys.executable, "-m", "autotile", *words.split()]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
             first = process.stderr.readline()
             assert process.poll() is None  # it is said while it waits
             out, rest = process.communicate(timeout=60)
         seconds = re.match(r"waiting for up to (\d+) s for the database .*@127\.0\.0\.1", first)
-        assert seconds is not None
         assert int(seconds[1]) <= 5
         assert process.returncode == 2
         assert "the server does not answer" in rest

@@ -37,7 +37,6 @@ def model() -> dict[str, Any]:
 
 
 def stored(folder: Path, gpu_name: str, dtype: str = "float32") -> Path:
-    """Return a database with a model of a GPU."""
     path = folder / "models.db"
     with Database.open(str(path)) as opened:
         save_model(opened, "matmul", dtype, structs.replace(device_profile("h200"), name=gpu_name), model())

@@ -53,7 +53,6 @@ def test_devices_with_a_gpu_and_its_measured_ceilings(run, tmp_path, monkeypatch
 class TestDoctor:
     @pytest.fixture
     def recordings_in(self, monkeypatch):
-        """Let recordings lie in a folder."""
         settings = doctor.read_settings()
 
         def choose(folder):
@@ -122,6 +121,7 @@ TUNE = ("tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler")
 def test_schedulers_that_are_refused(run):
     for words in (("worker",), TUNE):
         run(*words, "tcp://node7:8786").is_refused("not encrypted")
+        run(*words, "ws://127.0.0.1:8786", "--insecure").is_refused("cannot be read; expected tls:// or tcp://")
     run("worker", "tcp://127.0.0.1:8786", "--replay-seconds", "1").is_refused("--replay")
     for choice in (["--devices", "0,1"], ["--device", "1"]):
         run(*TUNE, "tcp://127.0.0.1:1", *choice).is_refused("to choose a model, name it")
@@ -193,7 +193,6 @@ def no_scheduler(request):
     talk += "while True:\n    one, _ = s.accept()\n"
     talk += "    one.sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')\n" if request.param == "a talker" else ""
     with subprocess.Popen([sys.executable, "-c", talk], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         yield f"tcp://127.0.0.1:{process.stdout.readline().strip()}"
         process.kill()
 

@@ -106,7 +106,6 @@ def elsewhere(width: int = 400) -> Console:
 
 
 def settles(is_true: Callable[[], bool]) -> bool:
-    """Return whether a condition comes to hold."""
     end = time.monotonic() + 60
     while not is_true() and time.monotonic() < end:
         time.sleep(0.01)

@@ -204,9 +204,7 @@ def test_a_problem_beyond_any_memory(run):
     assert "no recording" in answer.err or "GiB" in answer.err
 
 
-def test_recording_needs_a_gpu_and_is_130_and_one_document_if_it_is_interrupted(
-    run, scale_toml, recording, monkeypatch
-):
+def test_recording_needs_a_gpu_and_is_130_and_one_document_if_interrupted(run, scale_toml, recording, monkeypatch):
     words = ("export", "--format", "recording", "--measure", scale_toml, "n=1048576", "--json")
     monkeypatch.setattr("autotile.api.targets.device_count", lambda: 0)
     run(*words).is_refused("no CUDA device 0 on this machine")

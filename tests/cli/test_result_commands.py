@@ -28,9 +28,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.plan import missed_problems
 
 
-def test_without_a_database_nothing_is_an_answer_the_default_is_served_and_none_is_made(
-    run, tmp_path, scale_toml, monkeypatch
-):
+def test_without_a_database_nothing_is_an_answer_and_the_default_is_served(run, tmp_path, scale_toml, monkeypatch):
     assert run("list", "--json").document == []
     assert run("trials", scale_toml, "--json").document == []
     assert "nothing is tuned yet" in run("list").out

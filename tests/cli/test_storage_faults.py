@@ -45,7 +45,6 @@ def refusal(answer: Answer | tuple[int, str, str], *, expected: int | None = 2) 
 
 
 def stored(location: Path | str) -> int:
-    """Trials of the search in a database."""
     with Database.open(location) as database:
         assert check_database(database).ok
         return len(database.trials(1, phase="search"))
@@ -68,7 +67,6 @@ def words(scale_toml, recording):
 
 @pytest.fixture
 def cache_file(run, tuned, scale_toml, tmp_path):
-    """A file of Kernel Tuner's, to import."""
     path = tmp_path / "cache.json"
     assert run("export", scale_toml, SIZE, "--db", tuned, "--format", "kernel-tuner", "-o", path).code == 0
     return path
@@ -76,7 +74,6 @@ def cache_file(run, tuned, scale_toml, tmp_path):
 
 @pytest.fixture
 def commands(words, cache_file, scale_toml, tmp_path):
-    """Every command that opens a database, by name."""
     return {
         "list": ["list"],
         "trials": ["trials", str(scale_toml), SIZE],
@@ -193,9 +190,7 @@ class TestFullDisk:
 
 
 class TestCubinCache:
-    def test_one_that_can_only_be_read_serves_what_it_holds_and_one_must_be_made(
-        self, run, words, tmp_path, monkeypatch
-    ):
+    def test_one_that_can_only_be_read_serves_what_it_has_and_one_must_be_made(self, run, words, tmp_path, monkeypatch):
         assert run(*words).code == 0
         monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
         monkeypatch.setattr("autotile.cuda.compiler.tempfile.mkstemp", refusing(errno.EROFS))
@@ -379,9 +374,8 @@ def test_an_error_keeps_its_exit_code():
 def test_an_answer_without_standard_output_is_an_error_after_the_session(session):
     done = shell(">&-", session)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "error: Bad file descriptor: the answer cannot be written; what was stored is kept"
-    )
+    said = "error: Bad file descriptor: the answer cannot be written; what was stored is kept"
+    assert done.stderr.splitlines()[-1] == said
     assert "Traceback" not in done.stderr
     assert stored(os.environ["AUTOTILE_DB"]) == 12
 

@@ -302,11 +302,6 @@ class TestTuneTable:
         lines = shown(replace(RESULT, insight=INSIGHT), width=200)
         assert [" ".join(line.split()) for line in lines if line.startswith("matters")] == [" ".join(MATTERS.split())]
 
-    def test_the_document_counts_every_outcome_and_says_why_it_ended(self):
-        document = replace(RESULT, stopped=Stopped("until", 0.00432, 128)).to_json()
-        assert document["outcomes"] == {**dict.fromkeys(map(str, Outcome), 0), "ok": 45, "pruned": 5}
-        assert document["stopped"] == {"rule": "until", "expected_gain": 0.00432, "more_trials": 128}
-
 
 def front_trial(number: int) -> Trial:
     time_us = 100.0 + number

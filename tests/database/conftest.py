@@ -25,7 +25,6 @@ def shared(location):
 
 @pytest.fixture
 def tuning_db(tmp_path):
-    """File of an empty database."""
     Database.open(tmp_path / "tuning.db").close()
     return tmp_path / "tuning.db"
 

@@ -203,9 +203,7 @@ def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numb
     child.join()
 
 
-def test_the_claims_of_a_dead_process_do_not_wait_and_a_new_session_counts_those_of_the_living(
-    session, location, fresh_key, device
-):
+def test_the_claims_of_a_dead_process_do_not_wait_and_those_of_the_living_count(session, location, fresh_key, device):
     first = session()
     claim_and_die(location, fresh_key, device, 1, 2)
     assert first.claim({"BM": 1}).ours[0]

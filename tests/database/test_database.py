@@ -67,7 +67,6 @@ def test_a_run_remembers_how_it_was_made(database, study):
     end_run(database, run, {"winner": "BM=64"})
     after = database.runs(study)[0]
     assert after.summary == {"winner": "BM=64"}
-    assert after.ended_at is not None
     assert timedelta() <= datetime.now(UTC) - after.started_at < timedelta(minutes=1)
 
 
@@ -114,7 +113,6 @@ def test_the_winner_of_the_newest_finished_finals_is_best(database, key, study, 
     (best,) = database.best("sgemm")
     assert best.trial.config == {"BM": 64}
     assert (best.confirmed, best.run.run_id, best.study_id, best.key) == (True, run, study, key)
-    assert best.winner.device is not None
     assert best.winner.device.name == key.gpu_name
     third = start_run(database, study, sampler="tpe")
     finals(third, 512, 64)
@@ -438,9 +436,7 @@ def fast_rules(database: Database, key: TuningKey) -> Any:
 
 
 class TestRules:
-    def test_a_state_is_kept_until_there_is_a_rule_which_stays_in_force_while_its_family_is_tuned_anew(
-        self, database, family_key
-    ):
+    def test_a_state_is_kept_until_there_is_a_rule_which_stays_in_force_while_tuned_anew(self, database, family_key):
         state = FamilyState({"points": [{"M": 1}]}, tuned=1, measured=0, seconds=2.5)
         assert learned.family_state(database, family_key, FAMILY) is None
         save_family_state(database, family_key, FAMILY, H200, state)
@@ -493,5 +489,4 @@ def test_lines_and_figures_of_a_rule():
     assert rule.worst.sizes == {"M": 8192, "N": 7168}
     assert (rule.held_out_losses, rule.mean_held_out) == ([0.25], 0.25)
     nearest = rule.nearest_point(1, {"M": 2, "N": 4096})
-    assert nearest is not None
     assert nearest.sizes == {"M": 8192, "N": 7168}  # it was not timed at the nearer one

@@ -111,7 +111,6 @@ def test_an_older_database_is_brought_up_to_date_or_stays_as_it_was_if_that_fail
     assert structure_of(create_engine(f"sqlite:///{study_db}")) == before
     add_migration(study_db.parent / "100% migrations", monkeypatch, NEWER)
     opened = opening(study_db)
-    assert opened is not None
     with opened:
         assert [study.key for study in opened.studies()] == [key]
         assert check_database(opened).revision == "0009"

@@ -247,7 +247,6 @@ def _seconds_until_gone(mark: str, killed_s: float) -> float:
 
 
 def _read_marks(path: Path) -> Iterator[tuple[float, str, str]]:
-    """Yield the complete marks of a file."""
     try:
         lines = path.read_text().splitlines(keepends=True)
     except FileNotFoundError:

@@ -136,9 +136,7 @@ TRAITS = Traits.of(SPEC, DEVICE, [WIDE, NARROW], [1, 4], PROBLEMS)
 
 
 def with_grid(grid: str) -> KernelSpec:
-    return parse_spec(
-        SPEC.text.replace('grid = ["ceil_div(M, BM)", "ceil_div(N, BN)"]', f'grid = ["{grid}"]'), "x.toml"
-    )
+    return parse_spec(SPEC.text.replace('["ceil_div(M, BM)", "ceil_div(N, BN)"]', f'["{grid}"]'), "x.toml")
 
 
 def value(feature: Feature) -> list[float]:

@@ -37,7 +37,6 @@ class Fault:
 
 
 def read_faults() -> tuple[Fault, ...]:
-    """Read the faults of the kit."""
     expected = tomllib.loads((_HERE / "expected.toml").read_text())
     return tuple(
         Fault(name, tuple(entry["outcomes"]), entry["stage"], entry["reason"]) for name, entry in expected.items()

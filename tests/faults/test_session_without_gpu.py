@@ -51,10 +51,8 @@ def test_every_fault_is_blamed_and_the_winner_is_healthy(tmp_path, cubin_cache_f
         session = tune_faults(tmp_path, *AS_IF, *REAL, "recursion", cache=cubin_cache_folder)
     assert [EXPECTED[name].complaint(session.trial_of(name)) for name in [*AS_IF, *REAL]] == [""] * 8
     died = session.trial_of("recursion")
-    assert died is not None
     assert died.reason == "the worker died with signal SIGABRT in stage verify"
     assert session.damage() == []
-    assert session.result.winner is not None
     assert session.result.winner.config["THREADS"] == 1024
 
 

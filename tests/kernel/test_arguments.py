@@ -21,7 +21,7 @@ from autotile.cuda.packing import by_value, pack_arguments, texture_object
 from autotile.database.keys import space_hash
 from autotile.errors import ArgumentError, CompileError, ConfigError, InputError, SpecError
 from autotile.kernel import arguments
-from autotile.kernel.arguments import ArgumentKind, ArgumentScope, StructArgument, TensorMap, Workspace, strides_bytes
+from autotile.kernel.arguments import ArgumentKind, ArgumentScope, TensorMap, Workspace, strides_bytes
 from autotile.kernel.inputs import make_input
 from autotile.kernel.launch import LaunchData, problem_scalars
 from autotile.kernel.library import load_kernel
@@ -175,7 +175,6 @@ class TestStructs:
 
     def test_the_layout_is_that_of_the_compiler(self):
         struct = copy_spec(self.STRUCT).arguments[-1]
-        assert isinstance(struct, StructArgument)
         layout = struct.layout("float32")
         offsets = [offset for offset, _, _ in layout.scalars] + [offset for offset, _ in layout.pointers]
         members = ["flag", "n", "tag", "origin", "color", "corners[0]", "corners[1]", "box", "inner.small"]
@@ -313,9 +312,8 @@ class TestWorkspaces:
             config = {"TILE": 16, "SPLIT_K": split_k, "FAULT": 0}
             needed = 2 * elements + workspace_bytes
             devices = [replace(H200, memory_bytes=given) for given in (needed, needed - 1)]
-            enough, little = (
-                check_config(self.SPEC, config, self.SPEC.at(self.SIZES, "float16"), one) for one in devices
-            )
+            problem = self.SPEC.at(self.SIZES, "float16")
+            enough, little = (check_config(self.SPEC, config, problem, one) for one in devices)
             assert enough == ""
             assert "memory: its arrays and workspaces take 0.0 GiB" in little
         absurd = {**self.SIZES, **dict.fromkeys("MNK", 2**31 - 1)}

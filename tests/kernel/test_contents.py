@@ -262,7 +262,6 @@ def views() -> dict[str, Any]:
 def test_a_call_is_written_and_used(tmp_path):
     folder = tmp_path / "calls"
     written = CaptureFolder(folder, 1, 10**6).write(kernel(), views(), {"alpha": 0.5})
-    assert written is not None
     assert folder.stat().st_mode & 0o077 == 0
     assert sorted(path.name for path in written.iterdir()) == ["call.json", "x.npy"]  # y is written only
     call = read_captured_call(folder)

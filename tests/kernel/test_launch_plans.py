@@ -180,7 +180,6 @@ def test_the_hash_covers_a_step(old, new):
 )
 def test_errors_name_the_step_and_its_line(old, new, key, said):
     number = refused(HEAD + STEPS + TAIL, old, new, key, said).line
-    assert number is not None
     near = "\n".join((HEAD + STEPS.replace(old, new) + TAIL).splitlines()[number - 1 : number + 2])
     assert near.startswith("block =" if key == "arguments.block" else new.partition(" ")[0] or "[[steps]]")
 

@@ -305,7 +305,6 @@ def _phases_2_and_3(text: str) -> str:
         else:
             word = re.compile(r"\.?\d(?:[\w.]|'\w)*|\w+|(['\"])(?:\\[^\n]|(?!\1)[^\\\n]|\\)*\1?|.", re.DOTALL)
             match = word.match(text, at)
-            assert match is not None
             out += match[0]
             at = match.end()
     return out

@@ -90,7 +90,6 @@ class TestFlags:
         turned = 'turned = { scalar = "int32", value = "TRANS_A" }\nM = { scalar'
         spec = parse_spec(SPLIT_SPACE.replace("M = { scalar", turned), "split.toml")  # one is passed on as a number
         (binding,) = (scalar.binding for scalar in spec.scalars if scalar.name == "turned")
-        assert binding is not None
         assert [binding.evaluate({**spec.sizes, "TRANS_A": flag}) for flag in (0, 1)] == [0, 1]
 
     @pytest.mark.parametrize(
@@ -152,8 +151,6 @@ class TestMemory:
 
 
 class TestCapabilities:
-    """Devices that a kernel supports."""
-
     @staticmethod
     def declared(line: str, text: str = SPLIT_SPACE) -> str:
         return text.replace('entry = "split"\n', f'entry = "split"\n{line}\n')

@@ -209,31 +209,10 @@ def test_a_parameter_that_the_template_defines(scale_toml, lines, works, said):
         assert load_kernel(scale_toml).name == "scale"
 
 
-OUTPUT = ('shape = ["n"], access = "out"', 'shape = [1], access = "out"')
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "cure"),
-    [
-        ('block = ["THREADS"]', 'block = "THREADS"', r'write block = \["THREADS"\]'),
-        ('block = ["THREADS"]', "block = 128", r"write block = \[128\]"),
-        ('buffer = "dtype"', 'buffer = "float"', "write 'float32'"),
-        ('buffer = "dtype"', 'buffer = "__half"', "write 'float16'"),
-        ('scalar = "int32"', 'scalar = "unsigned int"', "write 'uint32'"),
-        ('scalar = "int32"', 'scalar = "size_t"', "write 'uint64'"),
-        ("x = {", "in = {", "such as in_; it need not be the name in the source"),
-        (*OUTPUT, "shape"),
-    ],
-)
-def test_an_error_gives_the_cure(scale_toml, old, new, cure):
-    text = scale_toml.read_text()
-    assert old in text
-    with pytest.raises(SpecError, match=cure):
-        parse_spec(text.replace(old, new, 1), "x.toml")
-
-
 def test_a_sum_for_a_buffer_of_one_element_and_a_reference_of_several_lines(scale_toml):
-    text = scale_toml.read_text().replace(*OUTPUT)
+    text = scale_toml.read_text().replace('shape = ["n"], access = "out"', 'shape = [1], access = "out"')
+    with pytest.raises(SpecError, match="shape"):
+        parse_spec(text, "x.toml")
     with pytest.raises(SpecError, match=r"write reshape\(\.\.\., 1\)"):
         parse_spec(text.replace('"factor * x"', '"sum(x)"'), "x.toml")
     parse_spec(text.replace('"factor * x"', '"reshape(sum(x), 1)"'), "x.toml")

@@ -255,9 +255,8 @@ def test_precisions_and_texts_are_theirs():
         assert ours({"T": name}).dtype == theirs({"T": name}).dtype
     results = [{"a": 1, "time": 0.25}, {"a": 2, "time": 0.125}, {"a": 3, "__error__": util.InvalidConfig()}]
     assert get_best_config(results, "time") == util.get_best_config(results, "time")
-    assert get_config_string(results[0], None, {"time": "ms"}) == util.get_config_string(
-        results[0], None, {"time": "ms"}
-    )
+    shown = results[0], None, {"time": "ms"}
+    assert get_config_string(*shown) == util.get_config_string(*shown)
 
 
 HEADER_PARAMS = {"block_size_x": [32, 64], "which": [1, 2]}

@@ -73,7 +73,6 @@ class OpenPage:
 
 @contextmanager
 def served(*databases: Path) -> Iterator[LiveServer]:
-    """A live server in a thread."""
     server = LiveServer(databases)
     thread = threading.Thread(target=server.run)
     thread.start()

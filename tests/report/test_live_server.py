@@ -364,7 +364,6 @@ class Strangers:
         self._received: dict[socket.socket, bytes] = defaultdict(bytes)
 
     def connect(self, count: int, *sent: bytes) -> None:
-        """Open connections, with one of the texts each."""
         for number in range(count):
             one = socket.create_connection(self._address, timeout=30)
             self._sockets.append(one)
@@ -372,7 +371,6 @@ class Strangers:
                 one.sendall(sent[number % len(sent)])
 
     def dribble(self) -> None:
-        """Send another byte over each."""
         for one in self._sockets:
             with suppress(OSError):
                 one.sendall(b"a")

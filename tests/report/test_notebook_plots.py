@@ -34,8 +34,6 @@ PROBLEM = Problem("sgemm_2d", SIZES, "float32")
 
 
 class OfStudy(StudyPlots):
-    """A result with the study of a database."""
-
     def __init__(self, study: StudyData) -> None:
         self.study = study
 

@@ -309,9 +309,7 @@ def text(several):
 class TestPageOfAnOperation:
     """What won stands first: problem, winner, library, ratio and the race, before any kernel of its own."""
 
-    def test_the_head_and_the_first_headline_name_what_won_and_kernels_that_cannot_compute_it_are_not_applicable(
-        self, text
-    ):
+    def test_the_head_and_the_first_headline_name_what_won_and_who_cannot_compute_it_is_not_applicable(self, text):
         page = Reader(text)
         assert "cublas is the fastest" in page.text
         assert "(replayed)" not in page.text

@@ -137,7 +137,6 @@ def check_ranked_resuming(
 
 
 def ask(study: optuna.Study, space: SearchSpace) -> optuna.Trial:
-    """Ask for a trial with all parameters."""
     return study.ask(dict(distributions_of(space.parameters)))
 
 

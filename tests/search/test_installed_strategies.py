@@ -194,7 +194,6 @@ def test_the_strategies_are_read_from_a_source_without_running_it(tmp_path):
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Make packages appear not to be installed."""
     monkeypatch.setattr(samplers, "find_spec", lambda name: None if name in packages else find_spec(name))
 
 

@@ -25,7 +25,6 @@ QUICK = [name for name in INSTALLED if name != "gp"]
 
 
 def run(sampler: RowSampler, trials: int, study: optuna.Study | None = None) -> list[int]:
-    """Return the rows that are proposed to a study."""
     study = study or optuna.create_study(sampler=sampler)
     space = sampler.candidates.space
     rows = []

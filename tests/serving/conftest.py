@@ -52,9 +52,8 @@ class ResultStore:
         """
         device = device or structs.replace(device_profile("h200"), source="cuda")
         problem = Problem(self.kernel.name, {"n": n}, "float32")
-        key = structs.replace(
-            key_of(self.kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold"), **changes
-        )
+        key = key_of(self.kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+        key = structs.replace(key, **changes)
         location = Path(read_settings().database)
         if not location.exists():
             shutil.copy(self.empty_database, location)
@@ -112,5 +111,4 @@ def uncounted_devices(monkeypatch):
 
 @pytest.fixture
 def no_gpu(uncounted_devices, monkeypatch):
-    """A machine without a GPU."""
     monkeypatch.setattr(serving, "device_count", lambda: 0)

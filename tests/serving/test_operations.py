@@ -57,7 +57,6 @@ def serve(dtype: str = "float32", **options: Any) -> BoundKernel:
 
 
 def choice(**options: Any) -> tuple[str, str]:
-    """Return what is served, and its tier."""
     found = serve(**options)
     return found.kernel, found.tier
 

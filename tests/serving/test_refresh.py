@@ -353,7 +353,7 @@ class TestPause:
         ("setting", "pause_s", "expected", "polls"),
         [("7.5", None, [7.5] * 4, 3), ("0.25", None, [0.25] * 4, 3), ("5", 18.0, [5.0, 18.0, 5.0, 18.0], 1)],
     )
-    def test_between_two_looks_it_is_the_setting_and_after_a_choice_what_that_asks_for(
+    def test_between_looks_it_is_the_setting_and_after_a_choice_what_it_asks_for(
         self, setting, pause_s, expected, polls, monkeypatch
     ):
         monkeypatch.setenv("AUTOTILE_REFRESH", setting)
@@ -646,7 +646,6 @@ def code_loads_itself(monkeypatch):
 
 
 def served(code: Code) -> BoundKernel:
-    """A served kernel, as a look-up returns it."""
     return BoundKernel(code, Choice("default", code.config), DEVICE, 0)
 
 

@@ -502,7 +502,6 @@ def tune(path: Path, text: str, seed: int, trials: int = 200) -> dict[str, Any]:
     rows = np.random.default_rng(seed).choice(len(recording), trials, replace=False).tolist()
     ran = sorted((row for row in rows if recording.ok[row]), key=lambda row: recording.columns["time_us"][row])
     default = recording.row_of(SGEMM.spec.default)
-    assert default is not None
     finalists = sorted({*ran[:12], default}, key=lambda row: recording.columns["time_us"][row])
     run: dict[str, Any] = {"sampler": "random", "driver": "", "device": H200}
     with Database.open(path) as database:

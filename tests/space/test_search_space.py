@@ -155,18 +155,6 @@ def test_select_keeps_rows_and_look_ups_and_codes_take_the_smallest_type():
     assert nothing.row_of({"A": 1, "B": 4}) is None
 
 
-def test_the_order_of_rules_and_parameters_changes_no_row():
-    rules = {"ab": "A * B <= 12", "bc": "(B + C) % 3 == 0", "d": "D > 1"}
-    values = {"A": [1, 2, 3, 4], "B": [2, 4, 6], "C": [1, 2, 3], "D": [1, 2, 3]}
-    default = {"A": 1, "B": 2, "C": 1, "D": 2}
-    one = enumerated(make_spec(values, rules, default=default))
-    other = enumerated(make_spec(values, dict(reversed(rules.items())), default=default))
-    assert one.configs == other.configs
-    turned = enumerated(make_spec(dict(reversed(values.items())), rules, default=default))
-    assert len(turned) == len(one)
-    assert all(turned.row_of(config) is not None for config in one.configs)
-
-
 def test_parameters_are_joined_so_that_rules_bind_early():
     free = {f"F{number}": list(range(1, 11)) for number in range(6)}
     bound = {"U": list(range(100)), "V": list(range(100))}

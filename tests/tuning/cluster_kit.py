@@ -48,7 +48,6 @@ class ClusterKit:
         return self._start("autotile", ["worker", self.scheduler, *words], **given)
 
     def simulated(self, recordings: Path, number: int, seconds: float = 0.0, **given: Any) -> subprocess.Popen[Any]:
-        """Start a worker with a simulated GPU."""
         words = ["--replay", str(recordings), "--devices", str(number), "--replay-seconds", str(seconds)]
         return self.worker(*words, "--compile", "0", **given)
 

@@ -77,7 +77,6 @@ class Bench:
         n: int = SIZE,
         **options: Any,
     ) -> TuneResult:
-        """Run a session on the test's own database."""
         chosen = TuneOptions(replay=replay, **{"workers": 1, **options})
         return tune(self.kernel, self.problem(n), read_settings(), chosen, observe)
 

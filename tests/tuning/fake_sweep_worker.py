@@ -24,7 +24,6 @@ def time_us(kernel: int, config: Mapping[str, Any], n: int) -> float:
 
 
 def answer(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-    """Answer a request."""
     if message["op"] == "open":
         return device_profile("h200").to_json()
     assert message["op"] == "time"

@@ -23,7 +23,6 @@ def timed(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Tria
 
 
 def failed(config: Config, outcome: Outcome, reason: str = "because", stage: str = "verify") -> Trial:
-    """Return a trial without a time."""
     return Trial(config, outcome, reason, stage)
 
 

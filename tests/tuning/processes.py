@@ -27,7 +27,6 @@ def count_configs(trials: list[Trial]) -> Counter[str]:
 
 
 def wait_until(is_true: Callable[[], object]) -> None:
-    """Wait for a condition, which holds in time."""
     end = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < end

@@ -60,9 +60,7 @@ def check(result: TuneResult, bench: Any) -> None:
     assert {trial.outcome for trial in bench.stored()} <= {"ok", "pruned"}
 
 
-def test_machines_may_join_late_and_all_be_killed_and_all_ports_are_of_the_loopback_address(
-    bench, secure_kit, monkeypatch
-):
+def test_machines_may_join_late_and_all_be_killed_and_all_ports_are_of_the_loopback(bench, secure_kit, monkeypatch):
     monkeypatch.setattr(cluster_requests, "_ABSENT_S", 1.0)
     recording, seen = bench.record(), list[str]()
     slow, own, ports = secure_kit.simulated(recording, 0, 3.0), listening(os.getpid()), set[tuple[str, int]]()

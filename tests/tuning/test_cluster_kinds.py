@@ -88,7 +88,7 @@ def test_the_kernels_of_an_operation_share_them(bench, operation, options):
     assert (result.winner.name, len(gpus_used())) == ("second", 2)
 
 
-def test_a_plan_goes_on_when_a_machine_dies_and_one_is_missed_that_dies_right_after_the_connection(
+def test_a_plan_goes_on_when_a_machine_dies_and_one_that_dies_at_once_is_missed(
     bench, site, recordings_found, options, monkeypatch
 ):
     """The session on its GPU goes on with another one. The other machine was offered in the first look only."""

@@ -14,7 +14,6 @@ import pytest
 from cluster_kit import listening, not_loopback, outer_address, running_cluster
 from processes import wait_until
 
-import autotile
 from autotile.errors import InputError
 from autotile.tuning.cluster.connection import Connection
 
@@ -51,7 +50,6 @@ def test_with_tls_on_the_interface_that_reaches_the_scheduler(bench, tmp_path, t
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Return whether a port demands TLS."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection((host, port), timeout=20) as plain, context.wrap_socket(plain) as secure:
@@ -67,19 +65,6 @@ def answers_a_stranger(host: str, port: int, tls: Mapping[str, str]) -> bool:
             return bool(secure.recv(1))
     except (ssl.SSLError, ConnectionError):
         return False
-
-
-@pytest.mark.parametrize(
-    ("address", "insecure", "said"),
-    [
-        ("ws://127.0.0.1:8786", True, "cannot be read; expected tls:// or tcp://, a host and a port"),
-        ("tcp://10.1.2.3:8786", False, r"not encrypted.*use tls://"),
-    ],
-)
-def test_what_is_neither_loopback_nor_tls_is_refused_everywhere(bench, address, insecure, said):
-    for connect in (autotile.worker, lambda address, **given: bench.tune(bench.record(), scheduler=address, **given)):
-        with pytest.raises(InputError, match=said):
-            connect(address, insecure=insecure)
 
 
 def recipes() -> list[str]:

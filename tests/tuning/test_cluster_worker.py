@@ -71,13 +71,10 @@ def plugin(bench, monkeypatch):
 
 
 def timers() -> set[threading.Timer]:
-    """Return the timers that were not called off."""
     return {one for one in threading.enumerate() if isinstance(one, threading.Timer) and not one.finished.is_set()}
 
 
-def test_requests_of_a_session_share_what_was_set_up_the_next_takes_its_worker_over_and_an_idle_one_ends(
-    bench, plugin, monkeypatch
-):
+def test_requests_of_a_session_share_its_worker_the_next_takes_it_over_and_an_idle_one_ends(bench, plugin, monkeypatch):
     workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
     workload = replace(workload, spec_source="")  # in which this worker reads what goes wrong
 

@@ -60,7 +60,6 @@ def busy_pool(farm, tmp_path, monkeypatch):
 
 
 def compile_workers(kit: ClusterKit) -> list[int]:
-    """Return the compile workers of the farm."""
     below = children(kit.farm.pid)
     return [pid for pid in below if COMPILE_WORKER in Path(f"/proc/{pid}/cmdline").read_bytes()]
 

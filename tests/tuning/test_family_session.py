@@ -63,7 +63,6 @@ def kill_at_third(step: Progress) -> None:
 
 
 def serve(bench: Any, n: int) -> Any:
-    """Return what is served for a size."""
     serving.forget_served()
     return get_best_kernel(bench.kernel.spec.source, n=n, device="NVIDIA H200")
 
@@ -145,9 +144,7 @@ class TestRule:
 
 
 class TestResuming:
-    def test_a_run_that_was_broken_off_goes_on_and_on_several_gpus_points_are_tuned_at_the_same_time(
-        self, run, recorded
-    ):
+    def test_a_run_that_was_broken_off_goes_on_and_several_gpus_tune_points_at_the_same_time(self, run, recorded):
         threads: dict[int, set[int]] = {}
 
         def observe(step):

@@ -56,7 +56,6 @@ class Racer(GivenGpu):
         if job.seed == self.refused_seed:
             raise InputError("the reference is not finite")
         assert self.seed, "a second set of inputs is asked for at the first verification"
-        assert candidate is not None
         self.repeats = max(self.repeats, repeats)  # those of the winner
         self.verified.append(candidate.config)
         self.limits_s.append(limit_s)

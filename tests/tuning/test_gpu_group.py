@@ -149,9 +149,7 @@ class TestSimulated:
         assert not several.has_result
 
     @pytest.mark.parametrize("died", [True, False])
-    def test_one_on_which_the_reference_dies_too_is_lost_and_one_where_it_is_merely_wrong_is_not(
-        self, bench, group, died
-    ):
+    def test_one_on_which_the_reference_dies_too_is_lost_but_not_where_it_is_merely_wrong(self, bench, group, died):
         class Breaking(FaultyGpu):
             """Of the second GPU, the worker dies with the sixth candidate, and maybe with all after it."""
 

@@ -105,7 +105,6 @@ class Loss:
 def searched(path: str | Path) -> list[str]:
     """The configurations that a database holds for problems of the default size, in order."""
     opened = Database.open_readonly(path)
-    assert opened is not None
     with opened:
         assert check_database(opened).ok
         (study,) = [one for one in opened.studies() if one.key.sizes == {"n": 4096}]

@@ -156,7 +156,7 @@ class TestRaggedSizes:
         assert all([other["sizes"] for other in one["others"]] == [{"n": 1001}] for one in possible)
         assert all(one["others"][0]["cubin_path"] != one["cubin_path"] for one in possible)
 
-    def test_what_earlier_versions_stored_is_measured_again_and_one_that_is_wrong_there_is_never_served(
+    def test_what_earlier_versions_stored_is_measured_again_and_a_wrong_one_never_served(
         self, run, scale_toml, monkeypatch
     ):
         location = str(read_settings().database)

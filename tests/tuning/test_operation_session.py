@@ -144,9 +144,7 @@ class TestHalving:
         assert [job.options[1] for job in jobs] == ["-DWORK=1", "-DWORK=1", "-DWORK=2"]
         assert [len(one.begun or ()) for one in entrants] == [1, 2]
 
-    def test_a_kernel_that_does_not_run_costs_nothing_more_and_where_none_does_the_reasons_are_stated(
-        self, record, run
-    ):
+    def test_a_kernel_that_does_not_run_costs_nothing_more_and_where_none_does_it_says_why(self, record, run):
         for n, left_out in ((4096, False), (64, True)):  # by its condition
             said = rf"no kernel of scaling ran for scaling n={n} float32: there is no"
             with pytest.raises(InputError, match=said) as raised:
@@ -240,9 +238,7 @@ class TestLastRace:
 
         return tune
 
-    def test_a_wrong_library_does_not_win_and_a_faster_one_is_stored_under_its_own_key(
-        self, raced, operation, database
-    ):
+    def test_a_wrong_library_does_not_win_and_a_faster_one_is_stored_by_its_own_key(self, raced, operation, database):
         result = raced(Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals"))
         assert result.winner.name == "second"
         mine = result.libraries[0]

@@ -273,9 +273,8 @@ def test_the_same_code_is_measured_once(pipeline, pool, device, proposals):
     assert len(device.ran) == 4
 
 
-TOO_LARGE = Compiled(
-    CachedCubin(Path("large"), "large", {"scale": CompiledFunction("scale", Resources(32, 0, 0, 0, 300_000))}), 0.25
-)
+LARGE = CompiledFunction("scale", Resources(32, 0, 0, 0, 300_000))
+TOO_LARGE = Compiled(CachedCubin(Path("large"), "large", {"scale": LARGE}), 0.25)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +297,7 @@ def test_what_a_gate_rejects_is_not_launched(pipeline, pool, proposals, result, 
     assert trial.seconds == {"compile": result.seconds}
 
 
-def test_for_the_finals_what_waits_for_a_worker_is_given_up_and_what_no_longer_compiles_does_not_race(
+def test_for_the_finals_what_waits_is_given_up_and_what_no_longer_compiles_does_not_race(
     pipeline, pool, proposals, bench
 ):
     pipeline.compile_ahead(proposals)

@@ -144,9 +144,7 @@ def test_sessions_go_on_after_restarts_and_crashes_of_the_server(bench, postgres
         check_end(bench, session)
 
 
-def test_a_server_that_stays_away_ends_the_session_which_is_resumed_later(
-    bench, postgresql, monkeypatch, location, tmp_path
-):
+def test_a_server_that_stays_away_ends_the_session_which_resumes(bench, postgresql, monkeypatch, location, tmp_path):
     recording = bench.record()
     monkeypatch.setattr(engine, "RESTART_S", 0.2)
     monkeypatch.setattr(runs, "LEASE_S", 2.0)  # the same process holds it still, for the second session

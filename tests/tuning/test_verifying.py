@@ -53,7 +53,6 @@ def again(bench):
 
 
 def kernel_for(bench: Any, n: int = SIZE) -> Any:
-    """Return what is served."""
     forget_served()
     return find_best_kernel(str(bench.kernel.spec.source), None, None, read_settings().database, {"n": n})
 
@@ -280,7 +279,6 @@ class Device(GivenGpu):
     def check(self, job: Check) -> Reading:
         self.log.append("check with second inputs" if job.seed else "check")
         (entry,), repeats = job.entries, job.repeats
-        assert entry.candidate is not None
         if Path(entry.candidate.cubin_path).stem == "winner":
             self.confirmed += 1
             agrees = self.confirmed >= self.candidate.get("agree_after", 2)

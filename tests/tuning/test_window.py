@@ -18,7 +18,7 @@ from processes import count_configs, wait_for_trials
 
 import autotile
 from autotile.api import window as blocks
-from autotile.api.plans import PlanEntry, PlanResult, PlanRun
+from autotile.api.plans import PlanEntry, PlanRun
 from autotile.core.model import config_key
 from autotile.errors import InputError, NotTunedError, ProblemError
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, state_of
@@ -53,13 +53,8 @@ def block(budget: float = 60, **given: Any) -> blocks.TuningWindow:
     return autotile.tuning(budget, **{"options": OPTIONS, **given})
 
 
-def result_of(window: blocks.TuningWindow) -> PlanResult:
-    assert window.result is not None
-    return window.result
-
-
 def states(window: blocks.TuningWindow) -> dict[int, str]:
-    return {entry.planned.problem.sizes["n"]: entry.state for entry in result_of(window).entries}
+    return {entry.planned.problem.sizes["n"]: entry.state for entry in window.result.entries}
 
 
 class TestOneBlock:
@@ -89,8 +84,6 @@ class TestOneBlock:
         assert list(states(window)) == [2048, 4096]
         begun = {step.path[0].number: step for step in reversed(steps) if step.gates}
         first, last = begun[1], begun[2]
-        assert first.budget_s is not None
-        assert last.budget_s is not None
         assert 80 < first.budget_s < 100
         assert 60 < last.budget_s < 100  # what is left
 
@@ -101,8 +94,8 @@ class TestOneBlock:
         own = Dispatcher(database=tmp_path / "own.db")
         with block() as window:
             kernel, other = ask(), own.get_best_kernel(str(scale_toml), n=4096)
-        assert [entry.state for entry in result_of(window).entries] == ["tuned"] * 2
-        assert str(tmp_path / "own.db") in result_of(window).database
+        assert [entry.state for entry in window.result.entries] == ["tuned"] * 2
+        assert str(tmp_path / "own.db") in window.result.database
         assert kernel.tier == other.tier == "exact"
 
     def test_a_kernel_in_python_is_tuned_by_its_object(self, bench, scale_toml):
@@ -135,7 +128,7 @@ class TestOneBlock:
         path = str(scale_toml.with_name("scaling.toml"))
         with block() as window:
             kernel = autotile.get_best_kernel(path, n=4096)
-        assert [str(entry.planned.problem) for entry in result_of(window).entries] == ["scaling n=4096 float32"]
+        assert [str(entry.planned.problem) for entry in window.result.entries] == ["scaling n=4096 float32"]
         assert (kernel.kernel, kernel.tier, kernel.config) == ("second", "exact", BEST)
 
     def test_what_is_deployed_with_a_hot_cache_is_measured_and_served_so(self, ask, bench, monkeypatch):
@@ -154,9 +147,7 @@ class TestOneBlock:
         other = Dispatcher(l2="hot").get_best_kernel(kernel.lookup.name, n=4096)
         assert (other.tier, other.config["THREADS"]) == ("exact", 32)
 
-    def test_what_the_host_launches_is_measured_hot_where_there_is_no_gpu_to_compare_launches(
-        self, ask, bench, monkeypatch
-    ):
+    def test_what_the_host_launches_is_measured_hot_where_no_gpu_compares_launches(self, ask, bench, monkeypatch):
         bench.record(lambda config: timed(config, 2.0 + int(config["THREADS"])), l2="hot")
         monkeypatch.setattr(default_dispatcher, "_l2", None)
         for state in ("tuned", "done"):
@@ -308,8 +299,8 @@ class TestEnds:
 
         with pytest.warns(RuntimeWarning, match="2 problems: 1 tuned, 1 left"), block(progress=observe) as window:
             kernels = [ask(), ask(2048)]
-        assert result_of(window).interrupted
-        (tuned,) = [entry.planned.problem for entry in result_of(window).entries if entry.state == "tuned"]
+        assert window.result.interrupted
+        (tuned,) = [entry.planned.problem for entry in window.result.entries if entry.state == "tuned"]
         assert [kernel.config for kernel in kernels if kernel.problem == tuned] == [BEST]
 
     def test_a_second_one_too(self, ask):

@@ -87,9 +87,7 @@ def test_all_candidates_are_served(start, tmp_path, opening, deeds, opened):
         ("spent", Outcome.OUT_OF_BOUNDS, "verify", ""),
     ],
 )
-def test_a_bad_end_is_an_outcome_and_the_next_candidate_finds_a_fresh_worker(
-    start, tmp_path, *, deed, outcome, stage, words
-):
+def test_a_bad_end_is_an_outcome_and_the_next_one_finds_a_fresh_worker(start, tmp_path, *, deed, outcome, stage, words):
     gpu = start()
     bad = run(gpu, deed)
     assert (bad.outcome, bad.stage) == (outcome, stage), bad.reason
@@ -131,7 +129,7 @@ def test_five_deaths_in_a_row_with_none_before_that_ran_stop_the_run(start):
 
 
 @pytest.mark.parametrize("trouble", ["sleep", "exit", "no_keys"])
-def test_a_device_that_cannot_be_opened_is_told_at_once_and_one_that_cannot_be_reopened_in_the_end(
+def test_a_device_that_cannot_be_opened_is_told_at_once_and_one_not_reopened_in_the_end(
     start, tmp_path, monkeypatch, trouble
 ):
     monkeypatch.setattr("autotile.workers.gpu._OPEN_DEADLINE_S", 1.0)

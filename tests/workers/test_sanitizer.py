@@ -306,7 +306,6 @@ def assert_told(found: Finding, reason: str) -> None:
 
 
 def installed(folder: Path) -> Path:
-    """Make a program in a folder."""
     folder.mkdir(parents=True)
     program = folder / "compute-sanitizer"
     program.write_text("#!/bin/sh\n")

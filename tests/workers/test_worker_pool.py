@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("clean")
 
 @pytest.fixture
 def started(monkeypatch):
-    """Every child that was started."""
     monkeypatch.setattr("autotile.workers.child._EXIT_GRACE_S", 0.3)
     children: list[Child] = []
 
@@ -54,7 +53,6 @@ def gpu(worker_pool, tmp_path):
 
 
 def session(gpu: Gpu, deed: str = "ok") -> Outcome:
-    """Evaluate a candidate in a session of its own."""
     with closing(gpu):
         return evaluate(gpu, Candidate({"DO": deed}, "a.cubin")).outcome
 
