@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.dtypes import Array, Dtype, map_npy
-from autotile.errors import DataError, InputError, nearest
+from autotile.errors import DataError, InputError, SpecError, nearest
 from autotile.kernel.expressions import (
     ArrayExpression,
     ExpressionText,
@@ -109,13 +109,20 @@ class InputExpression(msgspec.Struct, frozen=True):
         """All names in it, except those of generators."""
         return self.expression.names - self.generators.keys()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All names in it, with those in the arguments of generators."""
+        parts = (part for one in self.generators.values() for part in (*one.arguments, *one.extents))
+        return self.inputs.union(*(part.names for part in parts))
+
     def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs."""
         try:
             arrays = {name: ShapeOnly(one.shape(names, shape)) for name, one in self.generators.items()}
             return np.shape(self.expression.evaluate({**names, **arrays}))
         except (ValueError, TypeError) as error:
-            raise self.expression.location.error(str(error), expression=self.text) from None
+            problem = error.problem if isinstance(error, SpecError) else str(error)
+            raise self.expression.location.error(problem, expression=self.text) from None
 
     def values(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
         """Return its value, of the buffer's shape."""

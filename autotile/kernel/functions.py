@@ -24,6 +24,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.text import plural
+
 Operand = Any
 """A Python scalar or a NumPy column."""
 
@@ -949,7 +951,7 @@ def indexed(shape: Shape, index: Sequence[Any]) -> Shape:
     parts = list(index) if any(part is ... for part in index) else [*index, ...]
     taken = sum(part is not None and part is not ... for part in parts)
     fits = taken <= len(shape) and sum(part is ... for part in parts) == 1
-    _require(fits, f"{taken} indices for a {len(shape)}-dimensional array")
+    _require(fits, f"{plural(taken, 'index', 'indices')} for a {len(shape)}-dimensional array")
     places = [number for number, part in enumerate(parts) if isinstance(part, tuple)]
     are_together = not places or places == list(range(places[0], places[0] + len(places)))
     _require(are_together, "arrays of indices must stand side by side; index in two steps")

@@ -103,3 +103,20 @@ def test_what_a_file_states_is_checked_in_each_type_and_a_type_that_is_not_known
     with pytest.raises(ProblemError, match="k has no size 'dtype_bytes'"):
         resolve_problem(SPEC, {"N": 1, "dtype_bytes": 4})
     assert Problem("k", {"N": 1}, "float4_e2m1").names == {"N": 1}  # stored by another version
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "text", "fault"),
+    [
+        ("reference.outputs", "X", "X if dtype_bytes == 4 else X[:5]", r"\(5,\), but the buffer X has \(4096,\)"),
+        ("arguments.X", "init", "arange(N if dtype_bytes == 4 else 3)", r"\(3,\), but the buffer X has \(4096,\)"),
+        ("arguments.X", "init", "arange(N)[:: 1 + 0 // (dtype_bytes - 2)]", r"init\]: division by zero"),
+    ],
+)
+def test_shapes_are_checked_in_each_type_and_a_message_names_the_sizes(section, name, text, fault):
+    table = {"buffer": "dtype", "shape": ["N"], "access": "inout"} if section == "arguments.X" else {}
+    more = {"problem": {"dtypes": ["float32", "float16"]}, section: {**table, name: text}}
+    with pytest.raises(SpecError, match=rf"{fault}.*, at N=4096 dtype_bytes=2"):
+        make_spec({"A": [1]}, more=more)
+    with pytest.raises(SpecError, match=r"1009 elements has no shape \(2, -1\) .*, at N=1009 A=1\n"):
+        make_spec({"A": [1]}, more={"reference.outputs": {"X": "ravel(reshape(X, 2, -1))"}})
