@@ -20,7 +20,7 @@ from autotile.cuda.driver import variable_symbol
 from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
-from autotile.exchange.bundle import BundledCubin, Shipment
+from autotile.exchange.bundle import BundledCubin, Shipment, untuned_config
 from autotile.families.family import Leaf, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.arguments import (
@@ -573,7 +573,8 @@ def write_header(
         **{p.name: f"config.{p.name}" for p in spec.parameters},
         **{name: f"sizes.{name}" for name in spec.sizes},
     }
-    configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
+    untuned = untuned_config(spec, spec.at(dtype=dtype))
+    configs = {config_key(config): config for config in (*(c.config for c in cubins), untuned)}
     numbers = {key: number for number, key in enumerate(configs)}
     known = [winner for winner in winners if config_key(winner.config) in numbers]
     proper = [name for name in spec.sizes if name not in spec.flags]
@@ -614,7 +615,7 @@ def write_header(
         "configs": _lines(
             f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
         ),
-        "default_config": str(numbers[config_key(spec.default)]),
+        "default_config": str(numbers[config_key(untuned)]),
         "tuned": _lines(tuned) or '    {{}, 0, 0.0, "", 0},  // nothing',
         "tuned_count": str(len(known)),
         "cubins": _lines(compiled),

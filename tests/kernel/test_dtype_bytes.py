@@ -7,6 +7,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ProblemError, SpecError
+from autotile.exchange.bundle import untuned_config
 from autotile.families.features import Feature, SizeColumns, Tilings, Traits, meet_rules
 from autotile.kernel.inputs import input_maker, missing_input
 from autotile.kernel.launch import LaunchData, launch_geometry, problem_scalars
@@ -69,6 +70,11 @@ class TestValues:
             assert ("one_access" in check_config(SPEC, {"VEC": config}, problem, H200)) == (config * size > 16)
             assert meets_heuristics(SPEC, {"VEC": config}, problem, H200) == (config * size >= 4)
         assert ("registers" in check_config(SPEC, {"VEC": 1}, problem, G80)) == (size == 16)  # 512 threads of 32
+
+    def test_of_the_configuration_that_ships_untuned(self, dtype, size):
+        more = {"problem": {"dtypes": [*DTYPES]}}
+        spec = make_spec({"VEC": [4, 1, 2]}, {"one_access": "VEC * dtype_bytes <= 16"}, more=more)
+        assert untuned_config(spec, spec.at(dtype=dtype)) == {"VEC": 4 if size <= 4 else 1}
 
     def test_of_what_families_learn_from(self, dtype, size):
         problems, configs = [SPEC.at({"N": n}, dtype) for n in (1000, 4096)], [{"VEC": 2}, {"VEC": 16}]
