@@ -235,7 +235,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
                 yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
     def values() -> Iterator[str]:
-        """Yield the local variables of a launch."""
         arguments = spec.arguments
         pointed_to = {target for a in arguments if isinstance(a, StructArgument) for target in a.targets}
         for argument in arguments:
@@ -298,7 +297,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
         return " * ".join([*(f"({cpp(extent)})" for extent in array.shape), element_bytes(array.dtype)])
 
     def struct(argument: StructArgument) -> Iterator[str]:
-        """Yield the code that fills the bytes of a struct."""
         name, layout = argument.name, argument.layout(dtype)
         yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
         for offset, member, values in layout.scalars:
@@ -317,7 +315,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
             yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
 
     def tensor_map(argument: TensorMapArgument) -> Iterator[str]:
-        """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
         name, buffer = argument.name, argument.buffer
         rank = len(buffer.shape)
         address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"

@@ -264,7 +264,6 @@ def declared_content(
 
 
 def _generator_calls(tree: ast.expr) -> list[ast.Call]:
-    """Return the calls of generators, in the order of the text."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in GENERATORS]
     return sorted(named, key=lambda call: call.col_offset)
@@ -347,5 +346,4 @@ def _on_all_cores(function: Callable[..., object], *arguments: Sequence[Any]) ->
 
 
 def _seed_sequences(name: str, shape: tuple[int, ...], seed: int, count: int) -> list[np.random.SeedSequence]:
-    """Return the seeds of ``count`` generators."""
     return np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(count)

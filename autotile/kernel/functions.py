@@ -195,8 +195,6 @@ def _divided(operation: Compute) -> Compute:
 
 
 def _rounded(operation: Compute) -> Compute:
-    """Return an operation from a real number to a whole one."""
-
     def compute(value: Operand, where: Rows) -> Operand:
         rounded = operation(value)
         fits = (rounded >= -(2.0**63)) & (rounded < 2.0**63)
@@ -348,7 +346,6 @@ def bounded(value: int) -> int | float:
 
 
 def _whole(x: Any, what: str) -> Any:
-    """Return an operand that must hold whole numbers."""
     if has_kind(x, "iu"):
         return x
     if np.ndim(x) == 0 and isinstance(x, int | float) and float(x).is_integer():
@@ -648,7 +645,6 @@ def _pad(xp: ModuleType, x: Any, widths: Any, mode: str, value: Any) -> Any:
 
 
 def _positions(x: Shape, extents: Shape) -> Shape:
-    """Return the number of positions of a window along each axis."""
     found = tuple(extent - window + 1 for extent, window in zip(x, extents, strict=True))
     _require(min(found) >= 1, f"windows of the shape {extents} in an array of shape {x}; pad the array")
     return found

@@ -301,7 +301,6 @@ def parse_dtypes(table: Table) -> tuple[str, ...]:
 
 
 def _work(table: Table, problem: ProblemSection) -> Work:
-    """Parse ``[work]``: the minimum operations and bytes of the problem, and the unit that does the operations."""
     table.allow(("flops", "bytes", "unit", "passes"))
     amounts = {
         name: table.expression(name, problem.kinds, "real").as_whole()

@@ -574,7 +574,6 @@ def _outputs(
 
 
 def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[str, Tolerance]]:
-    """Parse ``tolerance``: a number for all outputs, or a table of those of single outputs."""
     is_single = not isinstance(table.data.get("tolerance", {}), dict)
     entries = table if is_single else table.table("tolerance", optional=True)
     if not is_single:

@@ -354,11 +354,4 @@ def stating(values: Mapping[str, int], used: Collection[str]) -> Iterator[None]:
     except SpecError as error:
         at = " ".join(f"{name}={value}" for name, value in values.items() if name != DTYPE_BYTES or name in used)
         fault, separator, remedy = error.problem.partition(";")
-        raise SpecError(
-            f"{fault}, at {at}{separator}{remedy}",
-            source=error.source,
-            key=error.key,
-            line=error.line,
-            column=error.column,
-            expression=error.expression,
-        ) from None
+        raise SpecError(**{**vars(error), "problem": f"{fault}, at {at}{separator}{remedy}"}) from None
