@@ -169,7 +169,6 @@ class DeviceCeilings(Result):
         return {**msgspec.to_builtins(self), "ceilings": ceilings}
 
     def _named(self, *names: str) -> tuple[Ceiling, ...]:
-        """Return the ceilings of some names, the highest first."""
         found = [ceiling for ceiling in self.ceilings if ceiling.name in names]
         return tuple(sorted(found, key=lambda ceiling: -ceiling.value))
 

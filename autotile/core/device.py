@@ -187,7 +187,6 @@ def _values(table: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _files() -> Mapping[str, Path]:
-    """Return the profile files by name."""
     return {file.stem: file for file in sorted(_FOLDER.joinpath("devices").glob("*.toml"))}
 
 

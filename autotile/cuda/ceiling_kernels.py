@@ -184,7 +184,6 @@ class CeilingKernels:
         return CeilingLoop(ceiling, method, float(size), queue, fault, rounds, prepare)
 
     def _copy(self, memory: Any, size: int, blocks: int, ceiling: str) -> CeilingLoop:
-        """Return a copy of the first bytes of a buffer to those that follow."""
         grid, quads = (blocks * self._device.sm_count, 1, 1), np.uint64(size // 16)
         target = memory + size
         given = np.uint64(memory.ptr), np.uint64(target.ptr), quads
@@ -222,7 +221,6 @@ class CeilingKernels:
         return CeilingLoop(f"fma_{name}", method, work, queue, fault, _MAX_ROUNDS)
 
     def _mma(self, name: str) -> CeilingLoop:
-        """Return the products of warps."""
         if name == "float64":
             is_hopper = self._device.compute_capability == "9.0"
             rows, k, tiles = 16 if is_hopper else 8, 16 if is_hopper else 4, (_A_TILES_64, _B_TILES_64)
@@ -236,7 +234,6 @@ class CeilingKernels:
         return self._product(name, self._functions[f"mma_{name}"], (A, B), product, method=method, work=work)
 
     def _wgmma(self, name: str) -> CeilingLoop:
-        """Return the products of warpgroups."""
         depth = _WG_ROW_BYTES // _item_bytes(name)
         A, a = self._operand(name, (_WG_ROWS, depth))
         B, b = self._operand(name, (_WG_COLUMNS, depth))
@@ -289,7 +286,6 @@ def _item_bytes(name: str) -> int:
 
 
 def _ones(size: int) -> Any:
-    """Return device memory whose bytes are 1."""
     memory = load_cupy().cuda.alloc(size)
     memory.memset(1, size)
     return memory

@@ -226,7 +226,6 @@ def compiled_functions(cubin: bytes, log: str, symbols: Mapping[str, str]) -> di
 
 
 def _reports(log: str) -> dict[str, str]:
-    """Return the assembler's report on each function, by its symbol."""
     sections = re.split(r"Compiling entry function '([^']+)'", log)
     return dict(zip(sections[1::2], sections[2::2], strict=True))
 

@@ -302,7 +302,6 @@ class SizedFunctions:
 
 
 def _launch_with(functions: StepFunctions, one: StepLaunch, values: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that makes one launch on CuPy's current stream."""
     if one.cluster is None and not one.is_cooperative:
         geometry = one.geometry
         launch = functions[one.step].launch

@@ -317,7 +317,6 @@ def _first_error(log: str, template: Path, own: Sequence[str]) -> str:
 
 
 def _cure(error: str, macros: Mapping[str, str]) -> str:
-    """Return the remedy of an error, given the macros that the compiler gets; "" if none is known."""
     if match := _MISSING_HEADER.search(error):
         return header_cure(match[1] or match[2])
     if match := _UNDEFINED.search(error):

@@ -111,7 +111,6 @@ def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
 
 
 def _array(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: Sequence[int]) -> Any:
-    """Return a C array of values, the innermost axis first."""
     return (kind * len(values))(*reversed(values))
 
 

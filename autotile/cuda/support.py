@@ -168,7 +168,6 @@ def _options(dtype: Dtype) -> tuple[str, ...]:
 
 
 def _blocks(elements: int) -> int:
-    """Return the number of blocks of a launch over a number of elements."""
     return max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
 
 

@@ -612,7 +612,6 @@ class EnergyMeter:
         return {"energy_mj": float(f"{energy_mj:.{_DIGITS}g}"), "energy_source": self._source}
 
     def _energy_mj(self, step: Sequence[Launch], time_us: float) -> float:
-        """Return the energy of a step that is repeated back to back."""
         last_s, sum_mj = time.perf_counter(), 0.0
 
         def integrated_mj() -> float | None:

@@ -42,13 +42,14 @@ from autotile.core.text import sizes_text
 from autotile.database.keys import version_of
 from autotile.database.paths import atomic_write
 from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, WinnerDocument
-from autotile.errors import BundleError, DataError, InputError
+from autotile.errors import BundleError, DataError, InputError, SpecError
 from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.exchange.shipped import shipped_models, shipped_rules, shipped_winners
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import ARCHITECTURE, capability_of, resolve_problem, runs_on, unsupported_reason
+from autotile.kernel.spec import KernelSpec
 from autotile.settings import read_settings
 
 if TYPE_CHECKING:
@@ -434,6 +435,22 @@ def _current_results(
     ]
 
 
+def untuned_config(spec: KernelSpec, problem: Problem) -> Config:
+    """Return the configuration that ships for problems of a dtype and flags that nothing is tuned for.
+
+    It is the default or, where that breaks a rule at the default sizes in this dtype, the first valid configuration.
+    """
+    names = {**problem.names, **spec.default}
+    if all(rule.expression.value(names) for rule in spec.rules if rule.expression.names <= names.keys()):
+        return spec.default
+    from autotile.space.search_space import feasible_space  # which serving from a bundle rarely needs
+
+    try:
+        return feasible_space(spec, problem, device_profile(_STAND_IN_PROFILE)).config(0)
+    except SpecError:  # nothing is valid
+        return spec.default
+
+
 def _compiled(
     kernel: Kernel,
     winners: Sequence[Winner],
@@ -477,7 +494,8 @@ def _compiled(
         rule_flags = dict.fromkeys(flags_of(point.sizes) for point in stored.rule.points)
         variants += [(stored.key.dtype, flags, one.config) for flags in rule_flags for one in stored.rule.configs]
     usual = (dtype or spec.dtypes[0], flags_of(spec.sizes))
-    variants += [(*each, spec.default) for each in dict.fromkeys([*(variant[:2] for variant in variants), usual])]
+    for each in dict.fromkeys([*(variant[:2] for variant in variants), usual]):
+        variants.append((*each, untuned_config(spec, spec.at({**spec.sizes, **dict(each[1])}, each[0]))))
 
     started = {}
     for target in targets:

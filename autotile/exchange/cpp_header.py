@@ -20,7 +20,7 @@ from autotile.cuda.driver import variable_symbol
 from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
-from autotile.exchange.bundle import BundledCubin, Shipment
+from autotile.exchange.bundle import BundledCubin, Shipment, untuned_config
 from autotile.families.family import Leaf, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.arguments import (
@@ -235,7 +235,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
                 yield f"{c_type(name)} {scalar.name} = {_constant(scalar.default, name)};{bits}"
 
     def values() -> Iterator[str]:
-        """Yield the local variables of a launch."""
         arguments = spec.arguments
         pointed_to = {target for a in arguments if isinstance(a, StructArgument) for target in a.targets}
         for argument in arguments:
@@ -298,7 +297,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
         return " * ".join([*(f"({cpp(extent)})" for extent in array.shape), element_bytes(array.dtype)])
 
     def struct(argument: StructArgument) -> Iterator[str]:
-        """Yield the code that fills the bytes of a struct."""
         name, layout = argument.name, argument.layout(dtype)
         yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
         for offset, member, values in layout.scalars:
@@ -317,7 +315,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
             yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
 
     def tensor_map(argument: TensorMapArgument) -> Iterator[str]:
-        """Yield the code that encodes a tensor map; the driver orders axes from the innermost."""
         name, buffer = argument.name, argument.buffer
         rank = len(buffer.shape)
         address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"
@@ -573,7 +570,8 @@ def write_header(
         **{p.name: f"config.{p.name}" for p in spec.parameters},
         **{name: f"sizes.{name}" for name in spec.sizes},
     }
-    configs = {config_key(config): config for config in (*(c.config for c in cubins), spec.default)}
+    untuned = untuned_config(spec, spec.at(dtype=dtype))
+    configs = {config_key(config): config for config in (*(c.config for c in cubins), untuned)}
     numbers = {key: number for number, key in enumerate(configs)}
     known = [winner for winner in winners if config_key(winner.config) in numbers]
     proper = [name for name in spec.sizes if name not in spec.flags]
@@ -614,7 +612,7 @@ def write_header(
         "configs": _lines(
             f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
         ),
-        "default_config": str(numbers[config_key(spec.default)]),
+        "default_config": str(numbers[config_key(untuned)]),
         "tuned": _lines(tuned) or '    {{}, 0, 0.0, "", 0},  // nothing',
         "tuned_count": str(len(known)),
         "cubins": _lines(compiled),

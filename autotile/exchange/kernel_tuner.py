@@ -228,7 +228,6 @@ class ImportedResults:
 
 
 def _is_product(extent: int, sizes: Iterable[int]) -> bool:
-    """Test whether an extent is a product of some of the sizes; 0 and 1 are."""
     reached = {1}
     for size in filter(None, sizes if extent > 1 else ()):
         reached |= {size * product for product in reached if extent % (size * product) == 0}

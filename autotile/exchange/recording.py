@@ -386,7 +386,6 @@ def _read_header(path: Path, archive: zipfile.ZipFile) -> tuple[RecordingHeader,
 
 
 def _inconsistency(recording: Recording) -> str:
-    """Return the first inconsistency between the parts of a recording; empty if there is none."""
     columns = recording.columns
     counts = [len(parameter.values) for parameter in recording.header.parameters]
     if (recording.codes >= np.array(counts)).any():

@@ -927,7 +927,6 @@ def _learn_on(
 
 
 def _weights(points: int, unmeasured: int) -> Vector:
-    """Return the weight of each point, then of each unmeasured problem."""
     shares = (_MEASURED_SHARE, 1.0 - _MEASURED_SHARE) if unmeasured else (1.0, 0.0)
     return np.repeat(np.array(shares) / np.maximum((points, unmeasured), 1), (points, unmeasured))
 

@@ -37,7 +37,7 @@ from autotile.kernel.expressions import (
     parse_expression,
 )
 from autotile.kernel.functions import Kind
-from autotile.kernel.table import ProblemSection, Table, check_names, describe
+from autotile.kernel.table import ProblemSection, Table, check_names, describe, stating
 
 PROBLEM_DTYPE = "dtype"
 """Declares that an argument has the problem's element type."""
@@ -408,7 +408,7 @@ class ScalarArgument(ArgumentKind, frozen=True):
                 raise table.error("value", f"expected a list of {_parts(dtype)} numbers for {dtype}, not an expression")
             expression = table.expression("value", scope.launch_kinds, "number")
             is_per_launch = bool(expression.names - scope.problem.own_names)
-            for sizes in () if is_per_launch else (scope.problem.sizes, scope.problem.ragged):
+            for sizes, _ in () if is_per_launch else scope.problem.cases(expression.names):
                 expression.evaluate(sizes)
             return cls(name, dtype, expression, None, is_per_launch)
         value = _constant(table, "value", dtype)
@@ -638,7 +638,7 @@ def _member(table: Table, name: str, scope: ArgumentScope) -> StructMember:
         if isinstance(entry, str):
             expression = table.parse("value", entry, scope.kinds, "number")
             if expression.names <= scope.problem.own_names:
-                for sizes in (scope.problem.sizes, scope.problem.ragged):
+                for sizes, _ in scope.problem.cases(expression.names):
                     expression.value(sizes)
             values.append(expression)
             continue
@@ -1010,26 +1010,30 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
             what = f"{argument.name!r} is not passed, has no tensor map, and no struct points to it"
             raise table.error(argument.name, f"{what}; {hint}")
     contents = {name: b.content for name, b in buffers.items() if isinstance(b.content, InputExpression)}
-    for values, check in ((problem.sizes, False), (problem.ragged, True)):
+    known_names = {*problem.sizes, *(argument.name for argument in arguments if argument.is_operand)}
+    for name, content in contents.items():
+        reached, pending = {name}, [*content.inputs]
+        while pending:
+            other = pending.pop()
+            if other == name:
+                raise content.expression.location.error(f"the content of {name} depends on itself")
+            if other not in reached and other in contents:
+                pending += contents[other].inputs
+            reached.add(other)
+        for unknown in sorted(content.inputs - known_names):
+            fault = f"the value of {unknown} depends on the configuration; use sizes and other inputs"
+            raise content.expression.location.error(fault, expression=content.text)
+    extents = [extent.names for buffer in buffers.values() for extent in buffer.shape]
+    used = frozenset().union(*extents, *(content.names for content in contents.values()))
+    for values, check in problem.cases(used) if contents else ():
         given = {a.name: a.operand(values, check=check) for a in arguments if a.is_operand}
-        known_values: dict[str, Any] = {**values, **given}
         for name, content in contents.items():
-            reached, pending = {name}, [*content.inputs]
-            while pending:
-                other = pending.pop()
-                if other == name:
-                    raise content.expression.location.error(f"the content of {name} depends on itself")
-                if other not in reached and other in contents:
-                    pending += contents[other].inputs
-                reached.add(other)
-            for used in sorted(content.inputs - known_values.keys()):
-                fault = f"the value of {used} depends on the configuration; use sizes and other inputs"
-                raise content.expression.location.error(fault, expression=content.text)
-            shape = buffers[name].array_shape(known_values)
-            found = content.shape(known_values, shape)
-            if found not in ((), shape):
-                fault = f"the content has the shape {found}, but the buffer {name} has {shape}"
-                raise content.expression.location.error(fault, expression=content.text)
+            with stating(values, used):
+                shape = buffers[name].array_shape(values)
+                found = content.shape({**values, **given}, shape)
+                if found not in ((), shape):
+                    fault = f"the content has the shape {found}, but the buffer {name} has {shape}"
+                    raise content.expression.location.error(fault, expression=content.text)
     return arguments
 
 

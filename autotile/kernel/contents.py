@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.dtypes import Array, Dtype, map_npy
-from autotile.errors import DataError, InputError, nearest
+from autotile.errors import DataError, InputError, SpecError, nearest
 from autotile.kernel.expressions import (
     ArrayExpression,
     ExpressionText,
@@ -109,13 +109,20 @@ class InputExpression(msgspec.Struct, frozen=True):
         """All names in it, except those of generators."""
         return self.expression.names - self.generators.keys()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All names in it, with those in the arguments of generators."""
+        parts = (part for one in self.generators.values() for part in (*one.arguments, *one.extents))
+        return self.inputs.union(*(part.names for part in parts))
+
     def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs."""
         try:
             arrays = {name: ShapeOnly(one.shape(names, shape)) for name, one in self.generators.items()}
             return np.shape(self.expression.evaluate({**names, **arrays}))
         except (ValueError, TypeError) as error:
-            raise self.expression.location.error(str(error), expression=self.text) from None
+            problem = error.problem if isinstance(error, SpecError) else str(error)
+            raise self.expression.location.error(problem, expression=self.text) from None
 
     def values(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
         """Return its value, of the buffer's shape."""
@@ -257,7 +264,6 @@ def declared_content(
 
 
 def _generator_calls(tree: ast.expr) -> list[ast.Call]:
-    """Return the calls of generators, in the order of the text."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in GENERATORS]
     return sorted(named, key=lambda call: call.col_offset)
@@ -340,5 +346,4 @@ def _on_all_cores(function: Callable[..., object], *arguments: Sequence[Any]) ->
 
 
 def _seed_sequences(name: str, shape: tuple[int, ...], seed: int, count: int) -> list[np.random.SeedSequence]:
-    """Return the seeds of ``count`` generators."""
     return np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(count)

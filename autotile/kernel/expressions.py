@@ -868,7 +868,6 @@ class ArrayParser(ExpressionText):
         return reduce(lambda result, link: self._applied(tree, language.BOTH, [result, link]), links)
 
     def _scalar(self, tree: ast.expr, parser: ExpressionParser, node: Node) -> Closure:
-        """Return the value of a parsed scalar expression."""
         self.used |= parser.names
         whole = {name for name in parser.names if self.kinds[name] == "number"}  # a size may be given as a real number
 
@@ -994,7 +993,6 @@ class ArrayParser(ExpressionText):
         ]
 
     def _argument(self, name: str, option: str, tree: Any) -> Closure:
-        """Convert an operand of a call."""
         if option.startswith("*"):
             return self._tuple(tree, self.closure if option == "*arrays" else self._whole)
         kind = language.OPTION_TYPES.get(option, "")

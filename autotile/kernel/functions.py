@@ -24,6 +24,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.text import plural
+
 Operand = Any
 """A Python scalar or a NumPy column."""
 
@@ -193,8 +195,6 @@ def _divided(operation: Compute) -> Compute:
 
 
 def _rounded(operation: Compute) -> Compute:
-    """Return an operation from a real number to a whole one."""
-
     def compute(value: Operand, where: Rows) -> Operand:
         rounded = operation(value)
         fits = (rounded >= -(2.0**63)) & (rounded < 2.0**63)
@@ -346,7 +346,6 @@ def bounded(value: int) -> int | float:
 
 
 def _whole(x: Any, what: str) -> Any:
-    """Return an operand that must hold whole numbers."""
     if has_kind(x, "iu"):
         return x
     if np.ndim(x) == 0 and isinstance(x, int | float) and float(x).is_integer():
@@ -646,7 +645,6 @@ def _pad(xp: ModuleType, x: Any, widths: Any, mode: str, value: Any) -> Any:
 
 
 def _positions(x: Shape, extents: Shape) -> Shape:
-    """Return the number of positions of a window along each axis."""
     found = tuple(extent - window + 1 for extent, window in zip(x, extents, strict=True))
     _require(min(found) >= 1, f"windows of the shape {extents} in an array of shape {x}; pad the array")
     return found
@@ -949,7 +947,7 @@ def indexed(shape: Shape, index: Sequence[Any]) -> Shape:
     parts = list(index) if any(part is ... for part in index) else [*index, ...]
     taken = sum(part is not None and part is not ... for part in parts)
     fits = taken <= len(shape) and sum(part is ... for part in parts) == 1
-    _require(fits, f"{taken} indices for a {len(shape)}-dimensional array")
+    _require(fits, f"{plural(taken, 'index', 'indices')} for a {len(shape)}-dimensional array")
     places = [number for number, part in enumerate(parts) if isinstance(part, tuple)]
     are_together = not places or places == list(range(places[0], places[0] + len(places)))
     _require(are_together, "arrays of indices must stand side by side; index in two steps")

@@ -122,6 +122,8 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     name, folders = str(name), folders if folders is not None else read_settings().kernel_folders
     path = find_file(name, folders)
     if path is None or path.suffix != ".toml":
+        if find_file(own := f"{name.removesuffix('.cu')}.toml", ()) is not None:
+            raise UnknownKernelError(f"no search-space file {name!r}; did you mean {own}?")
         if is_path(name):
             raise UnknownKernelError(f"no search-space file {name!r}: expected the path of a .toml file that exists")
         if find_file(name, read_settings().operation_folders) is not None:

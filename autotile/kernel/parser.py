@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
 from autotile.core.model import Value, dtype_names
-from autotile.errors import SpecError
+from autotile.errors import SpecError, listing
 from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
 from autotile.kernel.functions import Kind
 from autotile.kernel.launch import launch_kinds, parse_steps
@@ -71,7 +71,9 @@ def parse_spec(
     """
     document = read_document(text, source)
     if "operation" in document.data:
-        raise SpecError("this file is of an operation, not of a kernel; name one of its kernels", source=source)
+        members = listing(document.table("kernels", optional=True).data)
+        fault = f"this file is of an operation, not of a kernel; name one of its kernels: {members}"
+        raise SpecError(fault, source=source)
     document.allow(SECTIONS, deprecated=(_FORMER_HEURISTICS,))
     kernel, problem_table = document.table("kernel"), document.table("problem")
     kernel.allow(
@@ -299,7 +301,6 @@ def parse_dtypes(table: Table) -> tuple[str, ...]:
 
 
 def _work(table: Table, problem: ProblemSection) -> Work:
-    """Parse ``[work]``: the minimum operations and bytes of the problem, and the unit that does the operations."""
     table.allow(("flops", "bytes", "unit", "passes"))
     amounts = {
         name: table.expression(name, problem.kinds, "real").as_whole()

@@ -149,7 +149,6 @@ def _table(required: dict[str, Any], optional: Mapping[str, Any], options: Any) 
 
 
 def _present(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that are not None."""
     return {key: value for key, value in table.items() if value is not None}
 
 
@@ -469,7 +468,6 @@ def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
 
 
 def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
-    """Return a mapping that the caller gave; empty for None."""
     if value is not None and not isinstance(value, Mapping):
         what = f"expected a mapping, got {value!r:.60}, {type_text(type(value))}"
         raise SpecError(what, source=python_source(kernel), key=key)
@@ -477,7 +475,6 @@ def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
 
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that are neither None nor empty."""
     return {k: v for k, v in _present(table).items() if not isinstance(v, str | Mapping | Sequence) or len(v)}
 
 
@@ -546,7 +543,6 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
 
 
 def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
-    """Return the rules that are texts, and those that are functions, by name."""
     if isinstance(rules, str) or callable(rules):
         rules = [rules]
     named: dict[str, Any] = {}

@@ -198,13 +198,11 @@ def _closing(text: str, opening: int) -> int | None:
 
 
 def _inside(text: str, opening: int) -> str | None:
-    """Return the text between a bracket and the one that closes it; None if it is not closed."""
     closing = _closing(text, opening)
     return None if closing is None else text[opening + 1 : closing]
 
 
 def _parameters(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the type of each parameter."""
     for part in _split(text):
         declared = " ".join(part.split("=", 1)[0].split())
         if declared in ("", "void"):
@@ -303,7 +301,6 @@ def _is_host_function(declaration: str, macros: set[str]) -> bool:
 
 
 def _head(declaration: str) -> str:
-    """Return a declaration without its ``template <...>``."""
     declaration = declaration.strip()
     while match := re.match(r"template\s*<", declaration):
         closing = _closing(declaration, match.end() - 1)

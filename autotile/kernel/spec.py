@@ -19,7 +19,7 @@ from msgspec import structs
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import DTYPE_BYTES, Problem, Value, config_text
+from autotile.core.model import Problem, Value, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError
 from autotile.kernel.arguments import (
@@ -41,7 +41,7 @@ from autotile.kernel.expressions import (
     parse_expression,
 )
 from autotile.kernel.functions import Kind
-from autotile.kernel.table import ProblemSection, Table, check_names, describe
+from autotile.kernel.table import ProblemSection, Table, check_names, describe, stating
 
 COMPILERS = ("nvrtc", "nvcc")
 
@@ -527,7 +527,7 @@ def _outputs(
 ) -> tuple[dict[str, ArrayExpression], dict[str, str]]:
     """Parse the expression or the file of each output.
 
-    The shape of each expression is checked at the default and the ragged sizes, and with each flag inverted.
+    The shape of each expression is checked in the cases of the problem, and with each flag inverted.
     """
     table.allow(written)
     for name in written:
@@ -554,25 +554,26 @@ def _outputs(
                 fault = f"the file holds one answer, but the content of {buffer.name} is random; {cure}"
                 raise entry.error("file", fault)
     buffers = {buffer.name: buffer for buffer in arguments_of_kind(arguments, BufferArgument)}
-    cases = [
+    extents = (extent.names for buffer in buffers.values() for extent in buffer.shape)
+    used = frozenset().union(*extents, *(expression.names for expression in outputs.values()))
+    cases = (
         ({**sizes, **inverted}, check)
-        for sizes, check in ((problem.sizes, False), (problem.ragged, True))
+        for sizes, check in problem.cases(used)
         for inverted in ({}, *({flag: 1 - sizes[flag]} for flag in problem.flags))
-    ]
+    )
     for sizes, check in cases:
         operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
         for name, expression in outputs.items():
-            shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
-            if shape != expected:
-                at = " ".join(f"{size}={value}" for size, value in sizes.items() if size != DTYPE_BYTES)
-                fault = f"the result has the shape {shape}, but the buffer {name} has {expected}, at {at}"
-                hint = "; write reshape(..., 1)" if not shape and expected == (1,) else ""
-                raise expression.location.error(fault + hint, expression=expression.text)
+            with stating(sizes, used):
+                shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
+                if shape != expected:
+                    fault = f"the result has the shape {shape}, but the buffer {name} has {expected}"
+                    hint = "; write reshape(..., 1)" if not shape and expected == (1,) else ""
+                    raise expression.location.error(fault + hint, expression=expression.text)
     return outputs, files
 
 
 def _tolerances(table: Table, written: list[str]) -> tuple[float | None, dict[str, Tolerance]]:
-    """Parse ``tolerance``: a number for all outputs, or a table of those of single outputs."""
     is_single = not isinstance(table.data.get("tolerance", {}), dict)
     entries = table if is_single else table.table("tolerance", optional=True)
     if not is_single:

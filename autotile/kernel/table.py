@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import msgspec
@@ -326,14 +326,32 @@ class ProblemSection(msgspec.Struct, frozen=True):
         """Kind of each flag."""
         return dict.fromkeys(self.flags, "boolean")
 
+    def cases(self, used: Collection[str]) -> Iterator[tuple[dict[str, int], bool]]:
+        """Yield the values of all names in the two problems, with whether it is the ragged one.
+
+        Both are yielded in each element type if its size is among the names that are used.
+        """
+        for sizes, is_ragged in ((self.sizes, False), (self.ragged, True)):
+            for dtype in self.dtypes if DTYPE_BYTES in used else self.dtypes[:1]:
+                yield {**sizes, **dtype_names(dtype)}, is_ragged
+
     def check_positive(self, table: Table, name: str, expressions: Iterable[Expression]) -> None:
         """Raise if an expression of an entry is below 1 for one of the two problems, in any element type."""
         for expression in expressions:
-            dtypes = self.dtypes if DTYPE_BYTES in expression.names else self.dtypes[:1]
-            for sizes, dtype in product((self.sizes, self.ragged), dtypes):
-                names = {**sizes, **dtype_names(dtype)}
+            for names, _ in self.cases(expression.names):
                 value = expression.evaluate(names)
                 if value < 1:
                     at = ", ".join(f"{name} = {names[name]}" for name in sorted(expression.names))
                     where = f" where {at}" if at else ""
                     raise table.error(name, f"{expression.text} is {value}, expected at least 1{where}")
+
+
+@contextmanager
+def stating(values: Mapping[str, int], used: Collection[str]) -> Iterator[None]:
+    """Add the sizes at which something is tested to a `SpecError` of the block."""
+    try:
+        yield
+    except SpecError as error:
+        at = " ".join(f"{name}={value}" for name, value in values.items() if name != DTYPE_BYTES or name in used)
+        fault, separator, remedy = error.problem.partition(";")
+        raise SpecError(**{**vars(error), "problem": f"{fault}, at {at}{separator}{remedy}"}) from None

@@ -607,7 +607,6 @@ class FeasibleGPSampler(RowSampler):
         self._offered[row] = None
 
     def _is_guided(self, turn: int) -> bool:
-        """Return True if the choice of a turn follows the prior."""
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
     def _next(self, study: Study, rng: Draws) -> int:
@@ -726,7 +725,6 @@ class FeasibleGPSampler(RowSampler):
 
 
 def _is_starting(history: History) -> bool:
-    """Return True if there are too few results for a model."""
     return history.ended < STARTUP or history.first_success == history.ended
 
 

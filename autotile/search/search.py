@@ -515,7 +515,6 @@ class Shortlist:
         return len(self._running) > self._lookahead.held(self._begun)
 
     def _wanted(self, room: int | None = None) -> int:
-        """Return the number of candidates that should wait."""
         if not self._lookahead.ranks:
             wanted = self._lookahead.compiling - len(self._running)
             return wanted if room is None else min(wanted, room)
@@ -529,7 +528,6 @@ class Shortlist:
 
     @property
     def _ready_count(self) -> int:
-        """Number of candidates to choose among, if as many wait."""
         if not self._lookahead.ranks:
             return 1
         return max(1, self._lookahead.compiled(self._begun) - self._begun - self._set_aside)

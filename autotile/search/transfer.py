@@ -208,7 +208,6 @@ def _rows_to_predict(space: SearchSpace, sources: Sequence[Source]) -> Rows:
 
 
 def _speeds(space: SearchSpace, rows: Rows, source: Source) -> Floats | None:
-    """Predict the relative speed of each row from one source; None if it has too little in common with the space."""
     shared = [parameter for parameter in space.parameters if all(parameter.name in config for config in source.configs)]
     if len(source.configs) < _MIN_TRIALS or not shared:
         return None

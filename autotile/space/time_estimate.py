@@ -331,7 +331,6 @@ class _Launches:
     def _product(
         self, extents: Sequence[Expression], names: Mapping[str, Value] | None = None, space: SearchSpace | None = None
     ) -> Column:
-        """Return the product of extents, each at least 1."""
         return reduce(np.multiply, (np.maximum(self._column(each, names, space), 1.0) for each in extents))
 
     def _column(

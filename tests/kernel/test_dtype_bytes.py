@@ -7,6 +7,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Problem
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ProblemError, SpecError
+from autotile.exchange.bundle import untuned_config
 from autotile.families.features import Feature, SizeColumns, Tilings, Traits, meet_rules
 from autotile.kernel.inputs import input_maker, missing_input
 from autotile.kernel.launch import LaunchData, launch_geometry, problem_scalars
@@ -70,6 +71,11 @@ class TestValues:
             assert meets_heuristics(SPEC, {"VEC": config}, problem, H200) == (config * size >= 4)
         assert ("registers" in check_config(SPEC, {"VEC": 1}, problem, G80)) == (size == 16)  # 512 threads of 32
 
+    def test_of_the_configuration_that_ships_untuned(self, dtype, size):
+        more = {"problem": {"dtypes": [*DTYPES]}}
+        spec = make_spec({"VEC": [4, 1, 2]}, {"one_access": "VEC * dtype_bytes <= 16"}, more=more)
+        assert untuned_config(spec, spec.at(dtype=dtype)) == {"VEC": 4 if size <= 4 else 1}
+
     def test_of_what_families_learn_from(self, dtype, size):
         problems, configs = [SPEC.at({"N": n}, dtype) for n in (1000, 4096)], [{"VEC": 2}, {"VEC": 16}]
         traits = Traits.of(SPEC, H200, configs, [1, 1], problems)
@@ -103,3 +109,20 @@ def test_what_a_file_states_is_checked_in_each_type_and_a_type_that_is_not_known
     with pytest.raises(ProblemError, match="k has no size 'dtype_bytes'"):
         resolve_problem(SPEC, {"N": 1, "dtype_bytes": 4})
     assert Problem("k", {"N": 1}, "float4_e2m1").names == {"N": 1}  # stored by another version
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "text", "fault"),
+    [
+        ("reference.outputs", "X", "X if dtype_bytes == 4 else X[:5]", r"\(5,\), but the buffer X has \(4096,\)"),
+        ("arguments.X", "init", "arange(N if dtype_bytes == 4 else 3)", r"\(3,\), but the buffer X has \(4096,\)"),
+        ("arguments.X", "init", "arange(N)[:: 1 + 0 // (dtype_bytes - 2)]", r"init\]: division by zero"),
+    ],
+)
+def test_shapes_are_checked_in_each_type_and_a_message_names_the_sizes(section, name, text, fault):
+    table = {"buffer": "dtype", "shape": ["N"], "access": "inout"} if section == "arguments.X" else {}
+    more = {"problem": {"dtypes": ["float32", "float16"]}, section: {**table, name: text}}
+    with pytest.raises(SpecError, match=rf"{fault}.*, at N=4096 dtype_bytes=2"):
+        make_spec({"A": [1]}, more=more)
+    with pytest.raises(SpecError, match=r"1009 elements has no shape \(2, -1\) .*, at N=1009 A=1\n"):
+        make_spec({"A": [1]}, more={"reference.outputs": {"X": "ravel(reshape(X, 2, -1))"}})

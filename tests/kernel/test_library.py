@@ -69,6 +69,12 @@ class TestRefusals:
         with pytest.raises(UnknownKernelError, match=said):
             load_kernel(name)
 
+    @pytest.mark.parametrize("name", ["scale", "scale.cu", "./scale.cu"])
+    def test_a_file_that_has_nearly_the_name(self, name, scale_toml, monkeypatch):
+        monkeypatch.chdir(scale_toml.parent)
+        with pytest.raises(UnknownKernelError, match=r"did you mean (\./)?scale\.toml\?"):
+            load_kernel(name)
+
     def test_a_missing_template_and_a_malformed_file_are_named(self, scale_toml):
         scale_toml.with_suffix(".cu").unlink()
         with pytest.raises(SpecError, match=r"\[kernel\.template\]: there is no template .*kernels/scale\.cu nor "):

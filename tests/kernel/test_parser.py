@@ -382,7 +382,7 @@ def without(section: str) -> str:
         ('"a\\u001b[2J" = 1', "'a\\x1b[2J' is not a valid key"),
         ("[kernel]\n" + "k" * 101 + " = 1", "at most 100 printable characters"),
         ('x = """\n[' + " " * 100_000 + '\n"""', "unknown section 'x'"),
-        ("[operation]\nx = 1\n", "this file is of an operation, not of a kernel"),
+        ("[operation]\n[kernels.a]\n[kernels.b]", "of an operation, not of a kernel; name one of its kernels: a, b"),
         (SGEMM + "\n[limit]\nx = 1\n", "unknown section 'limit'; did you mean 'limits'?"),
         (
             edited("[rules]\n", "[rules]\n" + "".join(f'r{n} = "BM > 0"\n' for n in range(1001))),
