@@ -691,15 +691,14 @@ class TestAside:
             together.wait(10)
 
         try:
-            threads.add(run)
-            threads.add(run)
+            for _ in range(2):
+                threads.add(run)
             together.wait(10)
             if own is not None:
                 sys.setswitchinterval(own)
             together.wait(10)
             assert threads.wait(10)
-            assert seen == [0.0005] * 2
-            assert sys.getswitchinterval() == (before if own is None else own)
+            assert (seen, sys.getswitchinterval()) == ([0.0005] * 2, own or before)
         finally:
             sys.setswitchinterval(before)
             threads.stop()
