@@ -28,7 +28,7 @@ from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec, Parameter
 from autotile.settings import read_settings
-from autotile.tuning.options import OPTION_TYPES, TuneOptions
+from autotile.tuning.options import TuneOptions, option_types
 
 if TYPE_CHECKING:
     from autotile.tuning.lanes import Lane
@@ -510,7 +510,7 @@ def session_options(
         if field == "database" and value is not None:
             value = str(value)
         if field != name:  # else `TuneOptions` names it as it was written
-            check_value(name, value, OPTION_TYPES[field])
+            check_value(name, value, option_types()[field])
         changes[field] = value
     options, devices = replace(options, **changes), given.get("devices")
     if options.insecure and not options.scheduler:

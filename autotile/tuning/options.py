@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -151,7 +151,7 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the options."""
-        for name, hint in OPTION_TYPES.items():
+        for name, hint in option_types().items():
             value = getattr(self, name)
             if isinstance(value, os.PathLike) and name in ("database", "captured"):
                 value = os.fspath(value)
@@ -183,8 +183,8 @@ class TuneOptions:
         return {**shown, "trial_target": self.trial_target}
 
 
-OPTION_TYPES: Mapping[str, Any] = MappingProxyType(get_type_hints(TuneOptions, include_extras=True))
-"""Types of the options, with their bounds."""
+option_types = cache(lambda: get_type_hints(TuneOptions, include_extras=True))
+"""Returns the types of the options, with their bounds; commands that do not tune need not find them."""
 
 
 def for_given(options: TuneOptions, configs: Iterable[Config], **changes: Any) -> TuneOptions:
