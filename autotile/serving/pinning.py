@@ -163,15 +163,22 @@ _MAX_SHARE = 0.01
 class Pin:
     """Choices that are in force.
 
-    ``origin`` is a path, or a text for messages. If ``strict``, a problem that is not among the choices is refused
-    rather than served with a warning. Further choices are added to the file at ``path``, if one is given.
+    ``origin`` is a path, or a text for messages, which then has a ``cure`` of its own. If ``strict``, a problem that is
+    not among the choices is refused rather than served with a warning. Further choices are added to the file at
+    ``path``, if one is given.
     """
 
     def __init__(
-        self, origin: str, choices: Iterable[PinnedChoice], *, strict: bool = False, path: Path | None = None
+        self,
+        origin: str,
+        choices: Iterable[PinnedChoice],
+        *,
+        strict: bool = False,
+        path: Path | None = None,
+        cure: str = "",
     ) -> None:
         self.origin = origin
-        self._cure = f"delete {origin}, or the choice in it, and pin again"
+        self._cure = cure or f"delete {origin}, or the choice in it, and pin again"
         self._choices = {choice.request: choice for choice in choices}
         self._strict = strict
         self._path = path
@@ -416,9 +423,9 @@ class Pins:
         text = broadcast(write_choices(self.served_choices()).encode() if is_first else b"")
         failure: AutotileError | None = None
         checked: list[Exchange] = []
-        pin = Pin("the choices of rank 0", (), strict=strict)
+        cure = "call sync_choices again, with the same kernels in all ranks, when rank 0 has asked for what they use"
         try:
-            pin = Pin(pin.origin, parse_choices(text, "what rank 0 sent"), strict=strict)
+            pin = Pin("rank 0", parse_choices(text, "what rank 0 sent"), strict=strict, cure=cure)
             checked = self._checked(pin)
         except AutotileError as error:
             failure = error

@@ -337,6 +337,8 @@ class TestRanks:
         for dispatcher in dispatchers:
             dispatcher.refresher.poll()
         assert [dict(kernel.config) for kernel in kernels] == [BEST] * 3
+        with pytest.warns(PinWarning, match="is not among the choices of rank 0, and is served as usual"):
+            dispatchers[1].get_best_kernel(store.path, n=8192, device="h200")
 
     def test_one_that_cannot_changes_none(self, store, tmp_path):
         store.put(4096, BEST)
@@ -347,7 +349,8 @@ class TestRanks:
         second = dispatchers[1].get_best_kernel(store.path, n=4096, device="h200")
         errors = synchronize(dispatchers)
         assert "another rank cannot serve" in str(errors[0])
-        assert "the choices of rank 0 pins scale" in str(errors[1])
+        assert str(errors[1]).startswith("rank 0 pins scale n=4096 float32 to a configuration of another version")
+        assert "restore that version, or call sync_choices again" in str(errors[1])
         assert (first.choice.pinned, second.tier, second.choice.pinned) == ("", "default", "")
 
 
