@@ -90,7 +90,7 @@ allows_tf32 = torch_library(torch).allows_tf32
 _hooks_of_saved = _asked("_autograd._top_saved_tensors_default_hooks")
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_autocast, _forward_mode = torch.is_autocast_enabled, torch.autograd.forward_ad
-_torch_linear, _torch_matmul = torch.nn.functional.linear, torch.matmul
+_torch_linear, _torch_matmul, _float32 = torch.nn.functional.linear, torch.matmul, torch.float32
 
 
 def _is_eager(a: Tensor, b: Tensor) -> bool:
@@ -117,8 +117,9 @@ _join_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _products = default_dispatcher.products
 _notes = _products.notes
-"""Calls that are left to PyTorch, by kind: the kernel that is served while that is so, and its choice. Such a call
-looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records, by kind."""
+"""Calls that are left to PyTorch, by kind: the kernel that is served while that is so, its choice, and PyTorch's
+function. Such a call looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records,
+by kind."""
 _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 
@@ -127,28 +128,36 @@ _UNSERVED = SimpleNamespace(choice=None, is_library=True, count_call=lambda: Non
 """Stands for what is served where no kernel computes a product."""
 
 
-def _leave(key: object, kernel: BoundKernel) -> None:
-    """Leave calls of a kind to PyTorch, as long as what is served does not change.
+def _torch_product(x: tuple[int, ...], y: tuple[int, ...]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return PyTorch's function for factors of these shapes; that for any shapes takes 1.5 us more of the host."""
+    if len(x) == len(y) == 2:
+        return torch.mm  # type: ignore[no-any-return]
+    return torch.bmm if len(x) == len(y) == 3 and x[0] == y[0] else _torch_matmul  # type: ignore[no-any-return]
+
+
+def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor]) -> None:
+    """Leave calls of a kind to a function of PyTorch, as long as what is served does not change.
 
     What stands in for something else is about to change; calls that are to be captured are launched by autotile.
     """
     if not kernel.choice.awaited and read_settings().capture is None:
-        _products.note(key, (kernel, kernel.choice))
+        _products.note(key, (kernel, kernel.choice, function))
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     """Compute the product of two tensors, without a gradient: by PyTorch where its library is served."""
-    key, options = (a.shape, b.shape, a.dtype, emulate), _OPTIONS[emulate]
+    options = _OPTIONS[emulate]
     known = _products.find(a, b, options)
-    if _is_plain(a):
+    if (known is None or known.kernel.is_library) and _is_plain(a):
+        key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a.shape, b.shape)
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
-            known = _chosen((a, b), options, key, problem, (*a.shape[:-1], b.shape[-1]))
+            known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
             if known is None:
-                return _torch_matmul(a, b)
+                return by_torch(a, b)
         if known is not None and known.kernel.is_library and read_settings().capture is None:
-            _leave(key, known.kernel)
+            _leave(key, known.kernel, by_torch)
             known.kernel.count_call()
-            return _torch_matmul(a, b)
+            return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
@@ -200,7 +209,7 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         by_torch = _decision(key, lambda: _product_of(a, b, emulate), lambda kernel: kernel.is_library)
         if by_torch and _is_plain(a):
-            return _torch_matmul(a, b)
+            return _torch_product(a.shape, b.shape)(a, b)
         if _is_stacked(a, b):
             return _of_stacks(a, b, emulate)
         recorded: Tensor = _Differentiable.apply(a, b, emulate)
@@ -208,8 +217,10 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     left = _notes.get(key)
     if left is not None and left[0].choice is left[1] and _is_plain(a):
         left[0].count_call()
-        return _torch_matmul(a, b)
-    return _launched(a, b, emulate)
+        result = left[2](a, b)
+    else:
+        result = _launched(a, b, emulate)
+    return result
 
 
 def _is_stacked(a: Tensor, b: Tensor) -> bool:
@@ -235,7 +246,7 @@ def _of_stacks(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
 
 def _is_plain(a: Tensor) -> bool:
     """Whether PyTorch's own product is in the dtype of a tensor, and not rounded to TF32."""
-    return not (_is_autocast("cuda") or (a.dtype is torch.float32 and allows_tf32()))
+    return not (_is_autocast() or (a.dtype is _float32 and allows_tf32()))
 
 
 def _product_of(a: Tensor, b: Tensor, emulate: bool) -> dict[str, Any] | None:
@@ -323,8 +334,7 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
         and input.is_contiguous()
         and weight.is_contiguous()
         and (bias is None or (type(bias) in PLAIN and bias.dtype == dtype and bias.shape == shape[:1]))
-        and not _is_autocast("cuda")
-        and not (dtype is torch.float32 and allows_tf32())
+        and _is_plain(input)
     ):
         return _torch_linear(input, weight, bias)
     needs_grad = input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -334,7 +344,7 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
     def gains(kernel: BoundKernel) -> bool:
         is_worthwhile = Gain.of(kernel, final=True).is_worthwhile(bias=bias is not None, recorded=True)
         if not is_worthwhile:
-            _leave(key, kernel)
+            _leave(key, kernel, _torch_linear)
         return is_worthwhile
 
     if not _decision(key, lambda: _problem(input, weight, emulate), gains):
@@ -373,7 +383,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     known = _products.find(input, weight, options)
     if known is None:
         shape = (*input.shape[:-1], weight.shape[0])
-        known = _chosen((input, weight), options, key, _problem(input, weight, emulate), shape)
+        known = _chosen((input, weight), options, (key, _torch_linear), _problem(input, weight, emulate), shape)
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
@@ -381,7 +391,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     if gain is None or gain.choice is not kernel.choice:
         gain = _products.note(kernel, Gain.of(kernel))
     if not gain.is_worthwhile(bias=bias is not None) and read_settings().capture is None:
-        _leave(key, kernel)
+        _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
     result: Tensor | None = known.launch(input, weight)
@@ -393,9 +403,17 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
 
 
 def _chosen(
-    factors: tuple[Tensor, Tensor], options: object, key: object, problem: dict[str, Any], shape: tuple[int, ...]
+    factors: tuple[Tensor, Tensor],
+    options: object,
+    left: tuple[object, Callable[..., Tensor]],
+    problem: dict[str, Any],
+    shape: tuple[int, ...],
 ) -> KnownProduct | None:
-    """Choose what computes a new kind of product: aside, and return None, unless the choice must not vary."""
+    """Choose what computes a new kind of product: aside, and return None, unless the choice must not vary.
+
+    ``left`` is the kind, as a key of the notes, and the function of PyTorch that computes it where no kernel does.
+    """
+    key, function = left
     keep = _products.keeper(*factors, options, shape)
     if keep is None:
         return None
@@ -404,7 +422,7 @@ def _chosen(
     def serve() -> BoundKernel | None:  # holds no tensor
         kernel = find_product(**problem)
         if kernel is None:
-            _products.note(key, (_UNSERVED, None))
+            _products.note(key, (_UNSERVED, None, function))
         return kernel
 
     def loads(kernel: BoundKernel) -> bool:
