@@ -43,14 +43,13 @@ def _run() -> None:
     try:
         options = {word.partition("=")[0] for word in sys.argv}
         if sys.argv[1:2] == ["tune"] and not options & _WITHOUT_GPU and _GPU_DRIVER.exists():
-            # The workers of a session, whose imports take as long as those of the command line.
-            from autotile.settings import available_cores
-            from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, ready_workers, start_early
+            # The workers that a session waits for first, whose imports take as long as those of the command line. More
+            # would take turns with them at the memory; the session starts the others as it opens.
+            from autotile.workers.child import COMPILE_WORKER, GPU_WORKER, start_early
 
             if not options & _GPUS:
                 start_early(GPU_WORKER, "0")
-            for _ in range(1 if "--workers" in options else ready_workers(available_cores())):
-                start_early(COMPILE_WORKER)
+            start_early(COMPILE_WORKER)
         from autotile.cli.application import main as run
     except ModuleNotFoundError as error:
         cure = 'pip install -e ".[cuda13]" in a checkout, pip install "autotile[cuda13]" elsewhere'

@@ -394,18 +394,16 @@ def test_an_option_that_is_written_as_in_python_is_recognized(run):
 @pytest.mark.parametrize(
     ("words", "early"),
     [
-        (["tune", "sgemm_2d"], {"autotile.workers.bench": 1, "autotile.workers.compile_pool": 3}),
-        (["tune", "sgemm_2d", "--workers", "2"], {"autotile.workers.bench": 1, "autotile.workers.compile_pool": 1}),
-        (["tune", "sgemm_2d", "--devices=1"], {"autotile.workers.compile_pool": 3}),
+        (["tune", "sgemm_2d"], {"autotile.workers.bench": 1, "autotile.workers.compile_pool": 1}),
+        (["tune", "sgemm_2d", "--devices=1"], {"autotile.workers.compile_pool": 1}),
         (["tune", "sgemm_2d", "--replay"], {}),
         (["tune", "--help"], {}),
         (["list"], {}),
     ],
 )
-def test_the_workers_of_a_session_start_with_the_command_line(words, early, monkeypatch, tmp_path):
+def test_the_first_workers_of_a_session_start_with_the_command_line(words, early, monkeypatch, tmp_path):
     started: list[str] = []
     monkeypatch.setattr("autotile.workers.child.start_early", lambda module, place="": started.append(module))
-    monkeypatch.setattr("autotile.settings.available_cores", lambda: 5)
     monkeypatch.setattr("autotile.cli.application.main", lambda: None)
     monkeypatch.setattr(main, "_GPU_DRIVER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["autotile", *words])
