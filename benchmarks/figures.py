@@ -488,19 +488,24 @@ def quick() -> str:
     for each in recorded("quick"):
         found = record(each)
         names = [name for name in found["rows"][0] if name not in ("kernel", "version", "best_us")]
-        versions: dict[str, list[dict[str, Any]]] = {}
+        kernels: dict[str, dict[str, dict[str, Any]]] = {}
         for row in found["rows"]:
-            versions.setdefault(row["version"], []).append(row)
+            kernels.setdefault(row["kernel"], {})[row["version"]] = row
+        versions = max(kernels.values(), key=len)
+        unknown = dict.fromkeys(names)  # of a kernel that a version does not run
 
         def cells(rows: Sequence[Mapping[str, float | None]], names: Sequence[str] = names) -> list[str]:
             shown = [[f"{row[name]:.1f}" if row[name] is not None else "-" for row in rows] for name in names]
             return [" -> ".join(texts) for texts in shown]
 
-        kernels = zip(*versions.values(), strict=True)
-        lines: list[tuple[Any, ...]] = [(f"`{rows[0]['kernel']}`", *cells(rows)) for rows in kernels]
+        lines: list[tuple[Any, ...]] = [
+            (f"`{kernel}`", *cells([rows.get(version, unknown) for version in versions]))
+            for kernel, rows in kernels.items()
+        ]
+        both = [rows for rows in kernels.values() if len(rows) == len(versions)]
         medians = [
-            {name: float(np.median([np.inf if row[name] is None else row[name] for row in rows])) for name in names}
-            for rows in versions.values()
+            {name: float(np.median([rows[version][name] or np.inf for rows in both])) for name in names}
+            for version in versions
         ]
         lines.append(("median", *cells(medians)))
         text = f"Seconds, {found['cores']} cores, `--budget {found['budget_s']:.0f}s`, empty caches; one session each."

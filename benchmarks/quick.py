@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
@@ -87,8 +88,10 @@ def run(name: str, checkout: Path, arguments: argparse.Namespace) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         environment = environment_of(checkout, Path(folder))
         if name in EXAMPLES:
-            command = ["-m", "autotile", "tune", str(ROOT / "examples" / name / f"{name}.toml"), "--json"]
-            command += ["--budget", f"{arguments.budget}s"]
+            file = ROOT / "examples" / name / f"{name}.toml"
+            sizes = tomllib.loads(file.read_text())["problem"]["sizes"]  # which another version may want to be given
+            command = ["-m", "autotile", "tune", str(file), *(f"{size}={value}" for size, value in sizes.items())]
+            command += ["--budget", f"{arguments.budget}s", "--json"]
         else:
             command = [__file__, "--call", name, "--data", str(arguments.data), "--budget", str(arguments.budget)]
         start_s = time.time()
