@@ -396,7 +396,7 @@ def importance_chart(study: StudyData, effects: Effects | None = None) -> Chart:
         [100 * one.share for one in shown],
         x={"title": "share of the variance of log(time), %", "range": [0, 1.25 * top]},
         color=[ACCENT if one.matters else FAINT for one in shown],
-        text=[f"{100 * one.share:.0f} %" if one.matters else "no effect seen" for one in shown],
+        text=[percent_text(one.share, 0) if one.matters else "no effect seen" for one in shown],
         hover=[
             hover_text(one.parameter, f"{percent_text(one.share)}, of which {percent_text(one.alone)} alone")
             for one in shown

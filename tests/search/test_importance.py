@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rows import advance, make_space, ok
 
-from autotile.core.model import Config, LaunchGeometry, Outcome, Trial
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Trial
 from autotile.search.importance import Effect, find_parameter_effects, importance_of
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
@@ -108,12 +108,13 @@ BLOCKS = make_space({"BM": (32, 64, 128, 256), "TM": (1, 2, 4, 8), "ASYNC": (Fal
 
 
 def trials(time_us: Callable[[Config], float], count: int = 160) -> list[Trial]:
-    """Return trials of random rows, each with a block of BM * TM threads."""
+    """Return trials of random rows, each with a block of BM * TM threads, of which large ones fill half of an SM."""
     found = []
     for row in np.random.default_rng(0).permutation(len(BLOCKS))[:count]:
         config = BLOCKS.config(int(row))
         geometry = LaunchGeometry((64, 1, 1), (int(config["BM"]), int(config["TM"]), 1), 0)
-        found.append(replace(ok(config, time_us(config)), geometry=geometry))
+        resident = Occupancy(1, 32, 0.5, (), {}) if geometry.threads > 256 else Occupancy(2, 48, 0.75, (), {})
+        found.append(replace(ok(config, time_us(config)), geometry=geometry, occupancy=resident))
     return found
 
 
@@ -146,6 +147,7 @@ def test_the_sentence_and_the_document_and_every_trial_beyond_a_threshold_is_as_
     assert 0 < first["alone"] <= first["share"] < 1
     assert {entry["parameter"] for entry in document["importance"]} == {"BM", "TM", "ASYNC", "PAD"}
     assert [entry["quantity"] for entry in document["thresholds"]].count("threads") == 1
+    assert [one.text for one in effects.thresholds if one.quantity == "occupancy"] == ["an occupancy of 75 %"]
 
 
 def test_what_few_trials_show_is_no_threshold_and_failures_are_left_aside():
