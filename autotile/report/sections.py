@@ -33,7 +33,7 @@ from autotile.report.charts import (
 from autotile.report.notebook import PageContent
 from autotile.report.page import Content, DataTable, Markup, Page, joined, number, static_table, tag, words, write_page
 from autotile.report.report_data import OperationData, ReportData, read_report, study_title
-from autotile.report.study import StudyData
+from autotile.report.study import RunSummary, StudyData, lenient
 from autotile.report.theme import MICRO_S, measured_text, with_units
 from autotile.settings import user_path
 
@@ -219,7 +219,7 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
         yield "Ties", f"{count}: {', '.join(ties)}" if ties else "none"
     bound = study.bound(winner)
     yield "Binding limit", with_units(bound.text) if bound is not None else "unknown: the kernel states no [work]"
-    driver = next((f", driver {run.run.driver}" for run in reversed(study.runs) if run.run.driver), "")
+    driver = next((f", driver {run.driver}" for run in reversed(study.runs) if run.driver), "")
     parts = [
         key.gpu_name,
         f", {device.sm_count} SMs" if device is not None else "",
@@ -302,8 +302,8 @@ _END_REASONS = {
 def _runs(study: StudyData) -> Markup | None:
     """Return the sessions of a study: when, by what, how long, and why they ended."""
     rows = []
-    for one in study.runs[-_MAX_ROWS:]:
-        run, stopped, took = one.run, one.summary.stopped, "running"
+    for run in study.runs[-_MAX_ROWS:]:
+        stopped, took = lenient(run.summary, RunSummary).stopped, "running"
         if run.ended_at is not None:
             took = duration_text(max((run.ended_at - run.started_at).total_seconds(), 0.0))
         row = (

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -98,30 +98,19 @@ class RunSettings(msgspec.Struct, frozen=True):
     fresh: bool = False
 
 
-def lenient(value: Mapping[str, Any], schema: Callable[..., Any]) -> Any:
-    """Parse a stored document field by field; a field that does not match its schema has its default."""
+Schema = TypeVar("Schema", RunSummary, RunSettings)
+
+
+def lenient(value: Mapping[str, Any], schema: type[Schema]) -> Schema:
+    """Parse the settings or the summary of a run field by field; one that does not match its schema has its default."""
     found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(schema):  # type: ignore[arg-type]
+    for field in msgspec.structs.fields(schema):
         if field.name in value:
             try:
                 found[field.name] = convert(value[field.name], field.type)
             except DataError:
                 continue
     return schema(**found)
-
-
-@dataclass(frozen=True, slots=True)
-class RunData:
-    """One run of a study, with the checked parts of its settings and its summary."""
-
-    run: StoredRun
-    settings: RunSettings
-    summary: RunSummary
-
-    @classmethod
-    def of(cls, run: StoredRun) -> RunData:
-        """Return a run with the parts of its settings and its summary that match their schemas."""
-        return cls(run, lenient(run.settings, RunSettings), lenient(run.summary, RunSummary))
 
 
 class Finalist(NamedTuple):
@@ -163,7 +152,7 @@ class StudyData:
     key: TuningKey
     device: DeviceProperties | None
     location: str
-    runs: tuple[RunData, ...]
+    runs: tuple[StoredRun, ...]
     trials: tuple[StoredTrial, ...]
     final_trials: tuple[StoredTrial, ...]
     ceilings: DeviceCeilings | None = None
@@ -190,20 +179,20 @@ class StudyData:
     @property
     def is_running(self) -> bool:
         """Whether the newest run has not ended; a killed one never does."""
-        return bool(self.runs) and self.runs[-1].run.ended_at is None
+        return bool(self.runs) and self.runs[-1].ended_at is None
 
     @cached_property
     def summary(self) -> RunSummary:
         """Summary of the newest run that has one."""
-        return next((run.summary for run in reversed(self.runs) if run.run.summary), RunSummary())
+        return lenient(next((run.summary for run in reversed(self.runs) if run.summary), {}), RunSummary)
 
     @cached_property
     def settings(self) -> RunSettings:
         """Settings of the newest run with trials of a search, or else of the newest run."""
         searched = {one.run_id for one in self.trials}
         runs = [*reversed(self.runs)]
-        found = next((run for run in runs if run.run.run_id in searched), runs[0] if runs else None)
-        return found.settings if found is not None else RunSettings()
+        found = next((run for run in runs if run.run_id in searched), runs[0] if runs else None)
+        return lenient(found.settings if found is not None else {}, RunSettings)
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -227,7 +216,7 @@ class StudyData:
         run_id = next((one.run_id for one in reversed(ranked) if sizes[one.run_id] > 1), ranked[-1].run_id)
         last = sorted((one for one in ranked if one.run_id == run_id), key=lambda one: one.rank or 0)
         refused = tuple(one.trial for one in self.final_trials if one.run_id == run_id and one.is_refusal)
-        summary = next((run.summary for run in self.runs if run.run.run_id == run_id), RunSummary())
+        summary = lenient(next((run.summary for run in self.runs if run.run_id == run_id), {}), RunSummary)
         default = config_key(self.default_config) if self.default_config is not None else ""
         ties = {config_key(config) for config in summary.ties}
         finalists = []
@@ -243,9 +232,9 @@ class StudyData:
     @cached_property
     def default_config(self) -> Config | None:
         """The default configuration, as a session stored it or the kernel's file states it."""
-        stored = next((run.summary.default for run in reversed(self.runs) if run.summary.default is not None), None)
-        if stored is not None:
-            return stored.config
+        stored = (lenient(run.summary, RunSummary).default for run in reversed(self.runs))
+        if (found := next(filter(None, stored), None)) is not None:
+            return found.config
         return self.kernel.spec.default if self.kernel is not None else None
 
     @cached_property
@@ -254,7 +243,7 @@ class StudyData:
 
         It is what is served, as `autotile.database.engine.BEST` chooses it.
         """
-        ended = {run.run.run_id for run in self.runs if run.run.ended_at is not None}
+        ended = {run.run_id for run in self.runs if run.ended_at is not None}
         first = [one for one in self.final_trials if one.rank == 1 and one.run_id in ended]
         if first:
             return first[-1].trial
@@ -287,7 +276,8 @@ class StudyData:
     @cached_property
     def gates(self) -> tuple[tuple[str, int], ...]:
         """Number of configurations after each gate, by its label; those before the search only of a session."""
-        stated = next((run.summary.gates or run.run.gates for run in reversed(self.runs) if run.run.gates), {})
+        run = next((run for run in reversed(self.runs) if run.gates), None)
+        stated = lenient(run.summary, RunSummary).gates or run.gates if run is not None else {}
         before = {"combinations": "combinations", "rules": "meet the rules", "limits": "fit the device"}
         counts = [(label, stated[name]) for name, label in before.items() if isinstance(stated.get(name), int)]
         if not counts and self.valid:
@@ -331,7 +321,7 @@ class StudyData:
     @cached_property
     def elapsed_s(self) -> tuple[float, ...]:
         """Seconds of tuning at the end of each trial; time between runs does not count."""
-        started = {run.run.run_id: run.run.started_at for run in self.runs}
+        started = {run.run_id: run.started_at for run in self.runs}
         offset_s = within_s = 0.0
         current: int | None = None
         found = []
@@ -452,7 +442,7 @@ def study_without_trials(database: Database, study: StudySummary | StoredStudy) 
         key=study.key,
         device=study.device,
         location=database.location,
-        runs=tuple(map(RunData.of, database.runs(study.study_id))),
+        runs=tuple(database.runs(study.study_id)),
         trials=(),
         final_trials=(),
         ceilings=next(iter(read_ceilings(database, study.key.gpu_name)), None),

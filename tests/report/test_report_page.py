@@ -45,7 +45,7 @@ from autotile.report.charts import (
 from autotile.report.page import Page, joined, tag, write_page
 from autotile.report.report_data import ReportData, read_report, report_of_study
 from autotile.report.sections import answer, report_page, trial_table
-from autotile.report.study import RunData, StudyData, StudyReader, study_of_recording
+from autotile.report.study import StudyData, StudyReader, study_of_recording
 from autotile.report.survey import Survey, blocks_chart, limits_chart, parameter_table, registers_chart
 from autotile.report.theme import DARK, LIGHT, figure, hover_text, label, log_axis, themed
 
@@ -504,7 +504,7 @@ def test_a_running_session_is_read_on_and_has_the_best_of_its_search(tmp_path):
         reader = StudyReader(database, summary)
         first = reader.read()
         newest = replace(first.trials[0].trial, config={**first.trials[0].trial.config, "BM": 999})
-        add_trial(database, summary.study_id, first.runs[0].run.run_id, newest)
+        add_trial(database, summary.study_id, first.runs[0].run_id, newest)
         second = reader.read()
     assert second.key == key
     assert len(second.trials) == len(first.trials) + 1
@@ -519,8 +519,7 @@ def test_a_summary_of_any_shape_is_read(study):
     names += ["seconds", "flops", "objectives"]
     for wrong in (None, 3, -1.5, "x" * 10, [[]], {"ratio": "a"}, [{"config": 1}], True):
         stated: Any = dict.fromkeys(names, wrong)
-        run = RunData.of(replace(study.runs[0].run, summary=stated, settings=stated))
-        found = replace(study, runs=(run,))
+        found = replace(study, runs=(replace(study.runs[0], summary=stated, settings=stated),))
         assert isinstance(found.summary.notices, tuple)
         assert found.winner is not None
         assert found.gates
