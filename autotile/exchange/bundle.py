@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -300,29 +300,21 @@ def cubin_member(image: bytes) -> str:
     return f"cubins/{hashlib.sha256(image).hexdigest()}.cubin"
 
 
-class Shipment(NamedTuple):
-    """A kernel with its results and cubins, for a bundle or a C++ header."""
-
-    bundled: BundledKernel
-    """Kernel in its current version, with the results for this version."""
-    images: Mapping[str, bytes]
-    """Cubins, by the names of their members."""
-    notices: tuple[str, ...]
-    """Architectures and configurations that were left out and why, one line each."""
-
-
-def prepare_shipments(
+def prepare_bundled(
     selections: Sequence[tuple[KernelName, Mapping[str, int] | None]],
     architectures: Sequence[str],
     database: Database | None,
     *,
     dtype: str | None = None,
-) -> list[Shipment]:
-    """Collect the results of kernels and compile their configurations, one shipment for each kernel.
+) -> tuple[list[BundledKernel], dict[str, bytes], tuple[str, ...]]:
+    """Collect the results of kernels and compile their configurations, for a bundle or a C++ header.
 
     A kernel is selected with a problem, several times with several; with None, all that are tuned are shipped, of an
     operation all configurations that its models of time choose among. Without architectures it is compiled for the GPUs
-    that it is tuned on, or a model is of; without a database, only what comes with autotile is shipped. It is an
+    that it is tuned on, or a model is of; without a database, only what comes with autotile is shipped.
+
+    Return each kernel in its current version with the results for this version; the images of the cubins, by the names
+    of their members; and which architectures and configurations were left out and why, one line each. It is an
     `InputError` if a kernel, size or architecture is unknown, a selected problem is not tuned, or no configuration
     compiles; a `ToolchainError` if NVRTC is missing.
     """
@@ -347,7 +339,7 @@ def prepare_shipments(
             shipped.append((name, load_kernel(name), [], ()))
     pool = CompilePool(read_settings(), deadline_s=_COMPILE_DEADLINE_S)
     try:
-        shipments = []
+        bundled, images, notices = [], dict[str, bytes](), list[str]()
         for name, kernel, variants, of_models in shipped:
             winners, rules = _current_results(kernel, database, dtype)
             problems = [sizes for selected, sizes in selections if selected == name]
@@ -360,8 +352,12 @@ def prepare_shipments(
                         raise InputError(f"{kernel.name} {sizes_text(sizes)} is not tuned; {rest}. Run `autotile tune`")
                 winners, rules = [winner for winner in winners if dict(winner.key.sizes) in asked], []
             targets = architectures or of_models
-            shipments.append(_compiled(kernel, winners, rules, targets, variants=variants, dtype=dtype, pool=pool))
-        return shipments
+            cubins, left_out = _compiled(
+                kernel, winners, rules, targets, images=images, variants=variants, dtype=dtype, pool=pool
+            )
+            bundled.append(BundledKernel(kernel, nvrtc_version(), winners, cubins, rules))
+            notices += left_out
+        return bundled, images, tuple(notices)
     finally:
         pool.close()
 
@@ -457,16 +453,16 @@ def _compiled(
     rules: Sequence[StoredRule],
     architectures: Sequence[str],
     *,
+    images: dict[str, bytes],
     variants: Sequence[_Variant],
     dtype: str | None,
     pool: CompilePool,
-) -> Shipment:
+) -> tuple[list[BundledCubin], list[str]]:
     """Compile each configuration with the dtype and flags that it was tuned for, and the default with each of these.
 
-    ``variants`` are compiled besides those of the results.
+    ``variants`` are compiled besides those of the results. Images are added to ``images``; the others are left out.
     """
     from autotile.cuda.compiler import compile_job
-    from autotile.cuda.toolchain import nvrtc_version
 
     if not winners and not architectures:
         raise InputError(
@@ -505,7 +501,7 @@ def _compiled(
                 problem = spec.at({**spec.sizes, **dict(flags)}, element_type)
                 job = partial(compile_job, kernel, config, problem, target)
                 started[identity] = ((target, element_type, flags, config), pool.submit(job))
-    cubins, images = [], {}
+    cubins = []
     for (target, element_type, flags, config), future in started.values():
         compiled = future.result()
         if compiled.cubin is None:
@@ -517,5 +513,4 @@ def _compiled(
         cubins.append(BundledCubin(target, element_type, dict(flags), config, *made))
     if not cubins:
         raise InputError(f"nothing of {kernel.name} can be shipped: {'; '.join(notices)}")
-    bundled = BundledKernel(kernel, nvrtc_version(), tuple(winners), cubins, tuple(rules))
-    return Shipment(bundled, images, tuple(notices))
+    return cubins, notices
