@@ -34,6 +34,7 @@ from autotile.database.database import (
     Database,
     StoredRun,
     StoredStudy,
+    StoredTrial,
     database_location,
     location_text,
     parsed_rows,
@@ -46,7 +47,7 @@ from autotile.errors import AutotileError, DataError, DataWarning, InputError, T
 from autotile.kernel.library import load_kernel
 from autotile.report.charts import study_charts
 from autotile.report.page import asset, plotly_script
-from autotile.report.study import RunSettings, StudyData, StudyReader, lenient
+from autotile.report.study import RunSettings, StudyData, lenient, read_study
 from autotile.report.theme import DARK, LIGHT, load_plotly, with_units
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ class DatabaseFollower:
         self._database: Database | None = None
         self._opened = 0
         self._studies: dict[int, StoredStudy] = {}
-        self._readers: dict[int, StudyReader] = {}
+        self._stored: dict[int, tuple[StoredTrial, ...]] = {}
+        """Trials of the studies that are drawn, each of which is read once."""
         self._wanted: set[str] = set()
         self._drawings: dict[str, SessionDrawing] = {}
         self._view: tuple[str, tuple[LiveSession, ...]] = ("has not been read yet", ())
@@ -232,7 +234,7 @@ class DatabaseFollower:
                 self._database.close()
         self._database = None
         self._studies.clear()
-        self._readers.clear()
+        self._stored.clear()
 
     def _read(self) -> tuple[str, tuple[LiveSession, ...]]:
         if self._database is not None:
@@ -249,13 +251,15 @@ class DatabaseFollower:
         names, ids = {session.name for session in sessions}, {session.study.study_id for session in sessions}
         self._wanted &= names
         self._drawings = {name: drawing for name, drawing in self._drawings.items() if name in names}
-        self._readers = {study_id: reader for study_id, reader in self._readers.items() if study_id in ids}
+        self._stored = {study_id: trials for study_id, trials in self._stored.items() if study_id in ids}
         for session in sessions:
             if session.name in self._wanted:
                 drawing = self._drawings.setdefault(session.name, SessionDrawing())
                 if drawing.stored_version != session.version:
-                    reader = self._readers.setdefault(session.study.study_id, StudyReader(database, session.study))
-                    drawing.study, drawing.stored_version = reader.read(), session.version
+                    known = self._stored.get(session.study.study_id, ())
+                    drawing.study = read_study(database, session.study, known)
+                    self._stored[session.study.study_id] = drawing.study.stored
+                    drawing.stored_version = session.version
         nothing = "holds no session of these kernels yet" if self._kernels else "is empty yet"
         return "" if sessions else nothing, sessions
 
@@ -358,16 +362,16 @@ class SessionDrawing:
             text = msgspec.json.encode({"texts": words, "figure": msgspec.Raw(figure)})
             is_same = chart.name in known and known[chart.name][1] == text
             self._charts[chart.name] = known[chart.name] if is_same else (self._number, text)
-        numbered = list(enumerate((*study.trials, *study.final_trials), start=1))
-        latest = [  # the last one first
+        places = {one.trial_id: place for place, one in enumerate(study.trials, start=1)}  # as the charts state them
+        latest = [
             (
-                f"{number:,}" + (" finals" if one.phase == "final" else ""),
+                "finals" if one.phase == "final" else f"{places[one.trial_id]:,}",
                 str(one.trial.outcome),
                 with_units(time_text(one.trial.time_us, one.trial.source)),
                 config_text(one.trial.config),
                 one.trial.reason.partition("\n")[0],
             )
-            for number, one in reversed(numbered[-_LATEST:])
+            for one in reversed(study.stored[-_LATEST:])
         ]
         described = {"facts": list(_facts(study)), "latest": latest, "order": list(self._charts)}
         self._texts = encode_json(described).encode()

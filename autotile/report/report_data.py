@@ -21,7 +21,7 @@ from autotile.kernel.library import KernelName
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import Workrate, resolve_problem, unsupported_reason
 from autotile.report.notebook import PageContent
-from autotile.report.study import StudyData, StudyReader, cost_ratio
+from autotile.report.study import StudyData, cost_ratio, read_study
 from autotile.space.search_space import feasible_space
 
 _MAX_STUDIES = 100
@@ -170,7 +170,7 @@ def _report(
             room -= study.trials
     others = tuple(study for study in tried if study.study_id not in kept)
     notices = (f"{plural(len(others), 'older study is', 'older studies are')} listed without charts",) if others else ()
-    studies = tuple(StudyReader(database, study).read() for study in tried if study.study_id in kept)
+    studies = tuple(read_study(database, study) for study in tried if study.study_id in kept)
     return ReportData(
         title=study_title(studies[0].key) if len(studies) == 1 and not others and not operations else title,
         location=database.location,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -144,27 +144,31 @@ class FinalsData(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyData:
-    """One study as a report shows it: its runs, the trials of the search, and those of finals and verifications.
+    """One study as a report shows it: its runs and its trials, oldest first.
 
-    All are oldest first. An imported result may not state its device, and a recording has the id 0.
+    An imported result may not state its device, and a recording has the id 0.
     """
 
     key: TuningKey
     device: DeviceProperties | None
     location: str
     runs: tuple[StoredRun, ...]
-    trials: tuple[StoredTrial, ...]
-    final_trials: tuple[StoredTrial, ...]
+    stored: tuple[StoredTrial, ...]
     ceilings: DeviceCeilings | None = None
     """Those that were measured on such a GPU."""
     study_id: int = 0
     valid: int = 0
     """Number of valid configurations, if no run states it; 0 if unknown."""
 
-    def with_trials(self, stored: Sequence[StoredTrial]) -> StudyData:
-        """Return the study with trials of all phases; finals are all that `autotile db clean` leaves of some."""
-        searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-        return replace(self, trials=searched or finals, final_trials=finals)
+    @cached_property
+    def trials(self) -> tuple[StoredTrial, ...]:
+        """Trials of the search; those of finals where `autotile db clean` left nothing else."""
+        return tuple(one for one in self.stored if one.phase == "search") or self.stored
+
+    @cached_property
+    def final_trials(self) -> tuple[StoredTrial, ...]:
+        """Trials of finals and verifications."""
+        return tuple(one for one in self.stored if one.phase == "final")
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -418,33 +422,23 @@ def cost_ratio(winner: Trial, other: Trial) -> Interval | None:
     return Interval(times.value * scale, times.low * scale, times.high * scale)
 
 
-class StudyReader:
-    """Reads a study again and again, as a session adds trials to it; each trial is read once."""
-
-    def __init__(self, database: Database, study: StudySummary | StoredStudy) -> None:
-        self._database = database
-        self._study = study
-        self._trials: list[StoredTrial] = []
-
-    def read(self) -> StudyData:
-        """Return the study with all trials that are stored now."""
-        study = study_without_trials(self._database, self._study)
-        last = max((one.trial_id for one in self._trials), default=0)
-        newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > last)
-        with self._database.reading() as connection:
-            self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
-        return study.with_trials(self._trials)
+def read_study(database: Database, study: StudySummary | StoredStudy, known: Sequence[StoredTrial] = ()) -> StudyData:
+    """Return a study with all trials that are stored now, of which the ``known`` ones, oldest first, are not read."""
+    last = known[-1].trial_id if known else 0
+    newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > last).order_by(TRIALS.c.id)
+    with database.reading() as connection:
+        trials = [*known, *parsed_rows(connection, newer, stored_trial)]
+    return study_with(database, study, trials)
 
 
-def study_without_trials(database: Database, study: StudySummary | StoredStudy) -> StudyData:
-    """Return a study without its trials: its device, its runs and the newest ceilings of such a GPU."""
+def study_with(database: Database, study: StudySummary | StoredStudy, trials: Iterable[StoredTrial]) -> StudyData:
+    """Return a study with some trials: its device, its runs and the newest ceilings of such a GPU."""
     return StudyData(
         key=study.key,
         device=study.device,
         location=database.location,
         runs=tuple(database.runs(study.study_id)),
-        trials=(),
-        final_trials=(),
+        stored=tuple(trials),
         ceilings=next(iter(read_ceilings(database, study.key.gpu_name)), None),
         study_id=study.study_id,
     )
@@ -457,7 +451,7 @@ def study_of_recording(recording: Recording, location: str) -> StudyData:
         StoredTrial(row + 1, 0, 0, "search", None, header.created_at, recording.trial(row))
         for row in range(len(recording))
     )
-    return StudyData(header.key, header.device, location, (), trials, (), valid=header.valid_configs)
+    return StudyData(header.key, header.device, location, (), trials, valid=header.valid_configs)
 
 
 _EXAMPLES = 3

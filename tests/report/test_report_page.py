@@ -45,7 +45,7 @@ from autotile.report.charts import (
 from autotile.report.page import Page, joined, tag, write_page
 from autotile.report.report_data import ReportData, read_report, report_of_study
 from autotile.report.sections import answer, report_page, trial_table
-from autotile.report.study import StudyData, StudyReader, study_of_recording
+from autotile.report.study import StudyData, read_study, study_of_recording
 from autotile.report.survey import Survey, blocks_chart, limits_chart, parameter_table, registers_chart
 from autotile.report.theme import DARK, LIGHT, figure, hover_text, label, log_axis, themed
 
@@ -179,7 +179,7 @@ def test_several_objectives_have_a_front(tmp_path):
     for time_us, registers in best:
         assert not any(values[0] < time_us and values[1] < registers for _, values, _ in found.front)
     assert [trace.name for trace in front_chart(found).figure.data] == ["dominated", "front"]
-    alone = replace(found, trials=[one for one in found.trials if one.trial.outcome is Outcome.OK][:1], final_trials=())
+    alone = replace(found, stored=tuple(one for one in found.trials if one.trial.outcome is Outcome.OK)[:1])
     assert [trace.name for trace in front_chart(alone).figure.data] == ["front"]
     sections = Reader(report_page(report_of_study(found))).named("section")
     assert "front" in [attributes["id"] for attributes in sections]
@@ -501,11 +501,10 @@ def test_a_running_session_is_read_on_and_has_the_best_of_its_search(tmp_path):
     key = store_session(tmp_path / "a.db", Session(trials=30, finals=False, ended=False))
     with Database.open(tmp_path / "a.db") as database:
         (summary,) = database.studies()
-        reader = StudyReader(database, summary)
-        first = reader.read()
+        first = read_study(database, summary)
         newest = replace(first.trials[0].trial, config={**first.trials[0].trial.config, "BM": 999})
         add_trial(database, summary.study_id, first.runs[0].run_id, newest)
-        second = reader.read()
+        second = read_study(database, summary, first.stored)
     assert second.key == key
     assert len(second.trials) == len(first.trials) + 1
     assert config_key(second.trials[-1].trial.config) == config_key(newest.config)
