@@ -211,10 +211,10 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
     if default is not None:
         measured = measured_text(default) or str(default.outcome).replace("_", " ")
         yield "Default", joined(tag("code", config_text(default.config)), tag("br"), measured)
-    if study.finals is None:
+    if not study.finals:
         yield "Ties", "no finals were held"
     else:
-        ties = [f"#{one.rank}" for one in study.finals.ranked if one.is_tie]
+        ties = [f"#{one.rank}" for one in study.finals if one.is_tie]
         count = plural(len(ties), "configuration ties", "configurations tie")
         yield "Ties", f"{count}: {', '.join(ties)}" if ties else "none"
     bound = study.bound(winner)
@@ -241,7 +241,7 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
         found.append(f"{text}, maximum relative error {error:.2g}" if isinstance(error, int | float) else text)
     if extra := len(study.settings.verify_sizes):
         found.append(f"at {plural(extra, 'further problem')} too")
-    if study.finals is not None and key.source == "cuda":
+    if study.finals and key.source == "cuda":
         found.append("repeatedly in the finals, with two sets of inputs")
     if study.settings.sanitize:
         found.append("compute-sanitizer found nothing")

@@ -134,14 +134,6 @@ class Finalist(NamedTuple):
         return measured.time_us, measured.low_us, measured.high_us
 
 
-class FinalsData(NamedTuple):
-    """Finals of one run: finalists by rank, those that failed the checks, and the speed-up over the default."""
-
-    ranked: tuple[Finalist, ...]
-    refused: tuple[Trial, ...]
-    speedup: Interval | None
-
-
 @dataclass(frozen=True)
 class StudyData:
     """One study as a report shows it: its runs and its trials, oldest first.
@@ -211,27 +203,33 @@ class StudyData:
         return float(value) if trial.measurement is not None and isinstance(value, int | float) else None
 
     @cached_property
-    def finals(self) -> FinalsData | None:
-        """Finals of the newest run that held them; None without finals."""
-        ranked = [one for one in self.final_trials if one.rank is not None and one.trial.measurement is not None]
-        sizes = Counter(one.run_id for one in ranked)  # a contest of kernels has one finalist of each
-        if not ranked:
-            return None
-        run_id = next((one.run_id for one in reversed(ranked) if sizes[one.run_id] > 1), ranked[-1].run_id)
-        last = sorted((one for one in ranked if one.run_id == run_id), key=lambda one: one.rank or 0)
-        refused = tuple(one.trial for one in self.final_trials if one.run_id == run_id and one.is_refusal)
-        summary = lenient(next((run.summary for run in self.runs if run.run_id == run_id), {}), RunSummary)
+    def _finals_run(self) -> int | None:
+        """Id of the newest run that held finals; None without finals."""
+        runs = [one.run_id for one in self.final_trials if one.rank is not None and one.trial.measurement is not None]
+        sizes = Counter(runs)  # a contest of kernels has one finalist of each
+        return next((run_id for run_id in reversed(runs) if sizes[run_id] > 1), runs[-1] if runs else None)
+
+    @cached_property
+    def _finals_summary(self) -> RunSummary:
+        return lenient(next((run.summary for run in self.runs if run.run_id == self._finals_run), {}), RunSummary)
+
+    @cached_property
+    def finals(self) -> tuple[Finalist, ...]:
+        """Finalists of the newest run that held finals, by rank; none without finals."""
+        held = [one for one in self.final_trials if one.run_id == self._finals_run and one.rank is not None]
+        ranked = [one.trial for one in sorted(held, key=lambda one: one.rank or 0) if one.trial.measurement is not None]
+        keys = [config_key(trial.config) for trial in ranked]
         default = config_key(self.default_config) if self.default_config is not None else ""
-        ties = {config_key(config) for config in summary.ties}
-        finalists = []
-        for place, one in enumerate(last, start=1):
-            key = config_key(one.trial.config)
-            ratio = cost_ratio(last[0].trial, one.trial)
-            finalists.append(Finalist(place, one.trial, ratio, key == default, key in ties))
-        speedup = next((one.ratio for one in finalists if one.is_default), None)
-        if summary.speedup is not None:
-            speedup = Interval(summary.speedup.ratio, *summary.speedup.interval)
-        return FinalsData(tuple(finalists), refused, speedup)
+        ties = {config_key(config) for config in self._finals_summary.ties}
+        return tuple(
+            Finalist(place, trial, cost_ratio(ranked[0], trial), key == default, key in ties)
+            for place, (trial, key) in enumerate(zip(ranked, keys, strict=True), start=1)
+        )
+
+    @cached_property
+    def refused(self) -> tuple[Trial, ...]:
+        """Trials of those that failed the checks of these finals."""
+        return tuple(one.trial for one in self.final_trials if one.run_id == self._finals_run and one.is_refusal)
 
     @cached_property
     def default_config(self) -> Config | None:
@@ -264,7 +262,7 @@ class StudyData:
     @cached_property
     def default(self) -> Trial | None:
         """Trial of the default configuration, with its time in the finals if it took part; None if it did not run."""
-        raced = next((one.trial for one in self.finals.ranked if one.is_default), None) if self.finals else None
+        raced = next((one.trial for one in self.finals if one.is_default), None)
         if raced is not None or self.default_config is None:
             return raced
         wanted = config_key(self.default_config)
@@ -273,8 +271,11 @@ class StudyData:
     @property
     def speedup(self) -> Interval | None:
         """Time of the default over that of the winner, with its interval; None where one is missing."""
-        if self.finals is not None and self.finals.speedup is not None:
-            return self.finals.speedup
+        if (stated := self._finals_summary.speedup) is not None:
+            return Interval(stated.ratio, *stated.interval)
+        raced = next((one.ratio for one in self.finals if one.is_default), None)
+        if raced is not None:
+            return raced
         return cost_ratio(self.winner, self.default) if self.winner is not None and self.default is not None else None
 
     @cached_property
@@ -295,8 +296,8 @@ class StudyData:
             counts.append((label, left))
         counts.append(("correct", left - failed.total()))
         counts.append(("timed to the end", sum(trial.outcome is Outcome.OK for trial in trials)))
-        if self.finals is not None:
-            counts.append(("in the finals", len(self.finals.ranked) + len(self.finals.refused)))
+        if self.finals:
+            counts.append(("in the finals", len(self.finals) + len(self.refused)))
         return tuple(counts)
 
     @cached_property

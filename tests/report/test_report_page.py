@@ -455,17 +455,16 @@ def test_a_survey_is_drawn_in_a_browser_without_an_error(browser, found, tmp_pat
 
 
 def test_the_finals_are_as_the_session_ranked_them_by_the_rounds_of_the_race(study):
-    finals = study.finals
-    assert [one.rank for one in finals.ranked] == list(range(1, len(finals.ranked) + 1))
-    assert [one.rank for one in finals.ranked if one.is_tie] == [2, 3]
-    (default,) = [one for one in finals.ranked if one.is_default]
+    assert [one.rank for one in study.finals] == list(range(1, len(study.finals) + 1))
+    assert [one.rank for one in study.finals if one.is_tie] == [2, 3]
+    (default,) = [one for one in study.finals if one.is_default]
     assert study.default is default.trial
-    assert study.winner is finals.ranked[0].trial
-    assert [trial.outcome for trial in finals.refused] == [Outcome.OUT_OF_BOUNDS]
-    first, other = (study.finals.ranked[place].trial.measurement for place in (0, 4))
+    assert study.winner is study.finals[0].trial
+    assert [trial.outcome for trial in study.refused] == [Outcome.OUT_OF_BOUNDS]
+    first, other = (study.finals[place].trial.measurement for place in (0, 4))
     assert len(first.samples_us) == ROUNDS
     expected = widen_by_session_spread(paired_ratio(first.samples_us, other.samples_us))
-    assert study.finals.ranked[4].ratio == expected
+    assert study.finals[4].ratio == expected
 
 
 def test_gates_only_hold_back_and_failures_are_grouped_by_their_reason_whatever_its_numbers(study):
@@ -509,7 +508,7 @@ def test_a_running_session_is_read_on_and_has_the_best_of_its_search(tmp_path):
     assert len(second.trials) == len(first.trials) + 1
     assert config_key(second.trials[-1].trial.config) == config_key(newest.config)
     assert second.is_running
-    assert second.finals is None
+    assert second.finals == ()
     assert second.winner.time_us == min(one.trial.time_us for one in second.trials if one.trial.outcome is Outcome.OK)
 
 
