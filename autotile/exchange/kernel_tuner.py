@@ -40,6 +40,14 @@ STAGES: Mapping[str, str] = {
     "framework": "framework_time",
 }
 """Kernel Tuner's name for the time of each stage; stages that it lacks count as framework time."""
+_T4_TIMES: Mapping[str, str] = {
+    "compilation": "compile_time",
+    "validation": "verification_time",
+    "benchmark": "benchmark_time",
+    "search_algorithm": "strategy_time",
+    "framework": "framework_time",
+}
+"""The same times by the names under which Kernel Tuner 1.5.0 writes them to T4 results."""
 
 _RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
 """Names that Kernel Tuner rejects for parameters: ``check_tune_params_list`` in its util.py."""
@@ -331,7 +339,7 @@ def _cache_of_t4(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     for number, result in enumerate(convert(document["results"], tuple[T4Result, ...]), start=1):
         for parameter, value in result.configuration.items():
             values.setdefault(parameter, []).append(value)
-        times = {STAGES[stage]: result.times.get(theirs) for stage, theirs in _TIMES.items()}
+        times = {name: result.times.get(theirs) for theirs, name in _T4_TIMES.items()}
         measured = {str(one.get("name")): one.get("value") for one in result.measurements}
         timed = {"__error__": result.invalidity, "times": result.times.get("runtimes") or (), **times}
         cache[f"result {number}"] = {**measured, **timed, **result.configuration}
@@ -381,14 +389,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 SCHEMA_VERSION = "1.0.0"
 
-_TIMES: Mapping[str, str] = {
-    "compile": "compilation",
-    "verify": "validation",
-    "measure": "benchmark",
-    "search": "search_algorithm",
-    "framework": "framework",
-}
-"""Names under which Kernel Tuner 1.5.0 writes the time of each stage; those that it lacks count as framework time."""
 _TERMS = {"InvalidConfig": "constraints", "CompilationFailedConfig": "compile"}
 """Terms of the T4 schema for Kernel Tuner's error marks, ``runtime`` for all others."""
 _UNITS = {"spill_bytes": "B", "static_smem_bytes": "B"}
@@ -406,7 +406,7 @@ def t4_results(
     for result in results:
         mark = result.get("__error__", "correct")
         invalidity = mark if mark in ("correct", *_INVALID) else _TERMS.get(mark, "runtime")
-        times = {name: result.get(STAGES[stage], 0.0) for stage, name in _TIMES.items()}
+        times = {theirs: result.get(name, 0.0) for theirs, name in _T4_TIMES.items()}
         entry = {
             "timestamp": result.get("timestamp", ""),
             "configuration": {name: result[name] for name in names if name in result},

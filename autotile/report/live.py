@@ -32,7 +32,6 @@ from autotile.core.text import duration_text, outcomes_text, sizes_text, time_te
 from autotile.core.timeline import MIN_PACE_STEPS, Pace
 from autotile.database.database import (
     Database,
-    StoredRun,
     StoredStudy,
     StoredTrial,
     database_location,
@@ -288,31 +287,24 @@ class DatabaseFollower:
                 with suppress(DataError):  # a row that does not match its schema
                     sessions.append(convert(stated, LiveSession))
         running = {one.id: one for one in sessions if one.ended_at is None}
-        if running:
-            for run in parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(list(running))), stored_run):
-                _add_progress(connection, run, running[run.run_id])
+        for run in parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(list(running))), stored_run):
+            session, settings = running[run.run_id], lenient(run.settings, RunSettings)
+            if settings.trial_target is None and settings.budget_s is None:
+                continue  # how far its search is cannot be told
+            session.target, session.budget_s = settings.trial_target, settings.budget_s
+            if session.target is not None and (valid := run.gates.get("limits")) is not None:
+                session.target = min(session.target, valid)
+            searched = TRIALS.c.run_id == session.id if settings.fresh else TRIALS.c.study_id == run.study_id
+            counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
+            session.tried = int(connection.execute(counted).scalar_one())
+            own = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.id, TRIALS.c.phase == "search")
+            moments = connection.execute(own.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
+            pace = Pace()
+            with suppress(DataError):
+                for moment in sorted(convert(list(moments), list[Moment])):
+                    pace.add((moment - session.started_at).total_seconds())
+            session.pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
         return tuple(sessions)
-
-
-def _add_progress(connection: Connection, run: StoredRun, session: LiveSession) -> None:
-    """Let a running session state how far its search is, unless no limit of it is known."""
-    settings = lenient(run.settings, RunSettings)
-    if settings.trial_target is None and settings.budget_s is None:
-        return
-    target, valid = settings.trial_target, run.gates.get("limits")
-    if target is not None and valid is not None:
-        target = min(target, valid)
-    searched = TRIALS.c.run_id == session.id if settings.fresh else TRIALS.c.study_id == session.study.study_id
-    counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
-    session.tried = int(connection.execute(counted).scalar_one())
-    session.target, session.budget_s = target, settings.budget_s
-    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.id, TRIALS.c.phase == "search")
-    moments = connection.execute(newest.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
-    pace = Pace()
-    with suppress(DataError):
-        for moment in sorted(convert(list(moments), list[Moment])):
-            pace.add((moment - session.started_at).total_seconds())
-    session.pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
 
 
 _numbers = count(1)

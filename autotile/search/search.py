@@ -283,7 +283,7 @@ class Search:
     def nominate(self) -> tuple[int, Config] | None:
         """Choose a row to compile; return it with its configuration, or None if no row is left. No trial begins.
 
-        This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
+        This is for samplers that rank, see `ranking`. `tell` records the result if the row is measured.
         """
         sampler = self.ranking
         if not sampler.remaining(self.study):
@@ -294,10 +294,6 @@ class Search:
         self._gains.append(sampler.expected_gain)
         self._nominated.add(row)
         return row, self.space.config(row)
-
-    def select(self, rows: Sequence[int]) -> int:
-        """Return which of these nominated rows, the oldest first, to measure."""
-        return self.ranking.select(self.study, rows)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
@@ -478,7 +474,7 @@ class Shortlist:
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
         rows = list(compiled)
-        row = self._search.select(rows) if self._lookahead.ranks else rows[0]
+        row = self._search.ranking.select(self._search.study, rows) if self._lookahead.ranks else rows[0]
         self._begin(row)
         return row
 
