@@ -47,11 +47,31 @@ class ParameterCodec:
             raise InputError(
                 f"tune_params is {tune_params!r:.80}, expected a dictionary of at least one list of values"
             )
-        self.values = {name: _listed(name, values) for name, values in tune_params.items()}
-        self.declared: dict[str, list[Value]] = {name: _declared(values) for name, values in self.values.items()}
-        self._decoding = {
-            name: dict(zip(self.declared[name], values, strict=True)) for name, values in self.values.items()
-        }
+        self.values: dict[str, list[Any]] = {}
+        self.declared: dict[str, list[Value]] = {}
+        self._decoding: dict[str, dict[Value, Any]] = {}
+        for name, given in tune_params.items():
+            if name in _FORBIDDEN or not isinstance(name, str) or not is_c_identifier(name):
+                raise InputError(
+                    f"a parameter cannot be named {name!r}; expected a C identifier, and none of Kernel Tuner's own"
+                )
+            if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+                raise InputError(f"tune_params[{name!r}] is {given!r:.80}, expected a list of values")
+            values: list[Any] = []
+            for value in given:
+                if _position(values, value) is None:
+                    values.append(value.item() if isinstance(value, np.generic) else value)
+            if not values:
+                raise InputError(f"tune_params[{name!r}] is empty; give at least one value")
+            is_whole = all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
+            is_declared = (
+                (is_whole and all(abs(value) < 2**63 for value in values))
+                or all(isinstance(value, bool) for value in values)
+                or all(isinstance(value, str) and _TEXT.fullmatch(value) for value in values)
+            )
+            self.values[name] = values
+            self.declared[name] = list(values if is_declared else range(len(values)))
+            self._decoding[name] = dict(zip(self.declared[name], values, strict=True))
         self.is_plain = {name: self.declared[name] == values for name, values in self.values.items()}
 
     def decode(self, config: Mapping[str, Any]) -> Params:
@@ -101,39 +121,12 @@ class _Decoded(Mapping[str, Any]):
         return len(self._decoding)
 
 
-def _listed(name: str, values: Any) -> list[Any]:
-    if name in _FORBIDDEN or not isinstance(name, str) or not is_c_identifier(name):
-        raise InputError(
-            f"a parameter cannot be named {name!r}; expected a C identifier, and none of Kernel Tuner's own"
-        )
-    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise InputError(f"tune_params[{name!r}] is {values!r:.80}, expected a list of values")
-    found: list[Any] = []
-    for value in values:
-        if _position(found, value) is None:
-            found.append(value.item() if isinstance(value, np.generic) else value)
-    if not found:
-        raise InputError(f"tune_params[{name!r}] is empty; give at least one value")
-    return found
-
-
 def _position(values: Sequence[Any], value: Any) -> int | None:
     """Return the index of a value; True is not 1 here, and 1.0 is not 1, but a list is the tuple of its items."""
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, list):  # of JSON, which has no tuples
         plain, values = tuple(plain), [tuple(each) if isinstance(each, list) else each for each in values]
     return next((i for i, each in enumerate(values) if type(each) is type(plain) and each == plain), None)
-
-
-def _declared(values: list[Any]) -> list[Value]:
-    is_whole = all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
-    if (
-        (is_whole and all(abs(value) < 2**63 for value in values))
-        or all(isinstance(value, bool) for value in values)
-        or all(isinstance(value, str) and _TEXT.fullmatch(value) for value in values)
-    ):
-        return list(values)
-    return list(range(len(values)))
 
 
 _MAX_CHARACTERS = 10_000

@@ -83,7 +83,6 @@ class ReportData:
     others: tuple[StudySummary, ...] = ()
     families: tuple[StoredRule, ...] = ()
     operations: tuple[OperationData, ...] = ()
-    notices: tuple[str, ...] = ()
     path: str = ""
     """Path by which the user named the kernel or operation; empty for a name."""
 
@@ -169,7 +168,6 @@ def _report(
             kept.add(study.study_id)
             room -= study.trials
     others = tuple(study for study in tried if study.study_id not in kept)
-    notices = (f"{plural(len(others), 'older study is', 'older studies are')} listed without charts",) if others else ()
     studies = tuple(read_study(database, study) for study in tried if study.study_id in kept)
     return ReportData(
         title=study_title(studies[0].key) if len(studies) == 1 and not others and not operations else title,
@@ -179,7 +177,6 @@ def _report(
         others=others,
         families=families,
         operations=operations,
-        notices=notices,
     )
 
 

@@ -345,8 +345,9 @@ def _overview(page: Page, data: ReportData) -> Markup:
     rooflines = [roofline_chart(group) for group in groups.values() if len(group) > 1]
     drawn = [chart for chart in rooflines if chart.figure is not None]
     charts = [page.chart(chart, f"r{place}-") for place, chart in enumerate(drawn, start=1)]
-    notes = [tag("p", notice, class_="note") for notice in data.notices]
-    return page.section("overview", "Tuned problems", table, notes, charts, link="Problems")
+    older = f"{plural(len(data.others), 'older study is', 'older studies are')} listed without charts"
+    note = tag("p", older, class_="note") if data.others else None
+    return page.section("overview", "Tuned problems", table, note, charts, link="Problems")
 
 
 def _operation(page: Page, place: int, operation: OperationData, data: ReportData) -> Markup:
