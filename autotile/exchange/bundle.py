@@ -153,19 +153,17 @@ class Bundle:
         self.path = path
         text = self._read(MANIFEST, _MAX_DOCUMENT_BYTES)
         try:
-            found = decode_json(text, Format).format
-            if found != BUNDLE_FORMAT:
-                raise BundleError(
-                    f"{self.path} is a bundle of format {found!r:.40}, this version of autotile reads {BUNDLE_FORMAT}: "
-                    "upgrade autotile, or create the bundle with this version"
-                )
-            manifest = decode_json(text, BundleManifest)
-            if manifest.digest != manifest_digest(decode_json(text, dict[str, Any])):
-                raise self._damaged("its manifest was changed")
-        except BundleError:
-            raise
+            found, stated = decode_json(text, Format).format, decode_json(text, dict[str, Any])
+            manifest = decode_json(text, BundleManifest) if found == BUNDLE_FORMAT else None
         except DataError as error:
             raise self._damaged(f"its manifest cannot be read: {error}") from None
+        if manifest is None:
+            raise BundleError(
+                f"{self.path} is a bundle of format {found!r:.40}, this version of autotile reads {BUNDLE_FORMAT}: "
+                "upgrade autotile, or create the bundle with this version"
+            )
+        if manifest.digest != manifest_digest(stated):
+            raise self._damaged("its manifest was changed")
         self.digest = manifest.digest
         """SHA-256 of the manifest, and so of the whole content."""
         self.kernels = manifest.kernels
@@ -182,18 +180,17 @@ class Bundle:
             raise BundleError(f"{self.path} does not contain the kernel {name!r}, only {', '.join(self.kernels)}")
         if (known := self._known.get(name)) is not None:
             return known
+        content, text = self.read(f"kernels/{name}.json"), self.read(f"kernels/{name}.toml")
         try:
-            document = decode_json(self.read(f"kernels/{name}.json"), BundledDocument)
-            text = self.read(f"kernels/{name}.toml").decode()
-            kernel = Kernel(parse_spec(text, f"{self.path}:kernels/{name}.toml"), "", self.path, document.source_hash)
+            document = decode_json(content, BundledDocument)
+            spec = parse_spec(text.decode(), f"{self.path}:kernels/{name}.toml")
             winners = tuple(entry.winner() for entry in document.winners)
             rules = tuple(entry.stored_rule() for entry in document.rules)
-        except BundleError:
-            raise
         except (InputError, UnicodeDecodeError) as error:
             raise BundleError(
                 f"{self.path}: the entry of {name} is malformed: {error}; create the bundle again. {FALLBACK}"
             ) from None
+        kernel = Kernel(spec, "", self.path, document.source_hash)
         found = BundledKernel(kernel, document.nvrtc_version, winners, document.cubins, rules)
         return self._known.setdefault(name, found)
 

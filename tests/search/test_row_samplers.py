@@ -319,4 +319,4 @@ def test_a_choice_among_ranked_candidates_lacks_a_bounded_share_of_the_results()
 def test_the_traits_that_sessions_ask_for():
     assert [name for name, entry in samplers.SAMPLERS.items() if entry.predicts_gain] == ["feasible"]
     assert [name for name, entry in samplers.SAMPLERS.items() if entry.exhaustive] == [BRUTE_FORCE]
-    assert [name for name in SAMPLERS if samplers.sampler_entry(name).transfers] == ["feasible"]
+    assert [name for name in SAMPLERS if "sources" in samplers.sampler_entry(name).takes] == ["feasible"]
