@@ -339,11 +339,7 @@ COMMANDS: Mapping[str, Command] = {
             "autotile worker tcp://127.0.0.1:8786 --replay recording.npz --devices 0,1",
         ),
         CARE,
-        {
-            "compilers": "--compile N 0..1024",
-            "replay": "FILE.npz|FOLDER",
-            "replay_seconds": "S 0.0..60.0",
-        },
+        {"compilers": "--compile N 0..1024", "replay": "FILE.npz|FOLDER", "replay_seconds": "S 0.0..60.0"},
         watched=lambda _, __: {"observe": notice},
         has_json=False,
     ),
@@ -371,10 +367,7 @@ COMMANDS: Mapping[str, Command] = {
         ("autotile db merge node1.db node2.db -o team.db",),
         forms={"sources": "DATABASE", "output": "-o --output PATH|URL"},
     ),
-    "db diff": Command(
-        f"{_DB}diff",
-        ("autotile db diff mine.db team.db", "autotile db diff before.json after.json"),
-    ),
+    "db diff": Command(f"{_DB}diff", ("autotile db diff mine.db team.db", "autotile db diff before.json after.json")),
     "db clean": Command(
         f"{_DB}clean",
         (

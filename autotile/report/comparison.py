@@ -20,25 +20,9 @@ from typing import Any, TypeGuard
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
 from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of_times
-from autotile.core.text import (
-    NOTHING,
-    RIGHT,
-    Facts,
-    Part,
-    Result,
-    ResultTable,
-    percent_text,
-    plural,
-    time_text,
-)
+from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, percent_text, plural, time_text
 from autotile.database.database import Database, StoredBest, open_existing
-from autotile.database.keys import (
-    STUDY_HEADINGS,
-    TuningKey,
-    key_differences,
-    study_columns,
-    versioned_document,
-)
+from autotile.database.keys import STUDY_HEADINGS, TuningKey, key_differences, study_columns, versioned_document
 from autotile.report.page import Markup, Page, number, static_table, tag, words
 from autotile.report.theme import (
     ACCENT,

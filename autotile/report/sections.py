@@ -9,15 +9,7 @@ from pathlib import Path
 from autotile.core.documents import encode_json
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Problem, Trial, config_key, config_text
 from autotile.core.statistics import Interval, is_tie
-from autotile.core.text import (
-    NOTHING,
-    duration_text,
-    interval_text,
-    moment_text,
-    percent_text,
-    plural,
-    time_text,
-)
+from autotile.core.text import NOTHING, duration_text, interval_text, moment_text, percent_text, plural, time_text
 from autotile.database.database import open_existing
 from autotile.database.keys import study_columns
 from autotile.errors import InputError
