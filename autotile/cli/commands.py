@@ -428,7 +428,6 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
 
 
 def _run(command: Command, described: Sequence[Described], given: dict[str, Any]) -> None:
-    """Call the function of a command, show its result, and exit with the code."""
     as_json, csv, parquet = bool(given.pop("as_json", False)), given.pop("csv", None), given.pop("parquet", None)
     if csv == STANDARD_OUTPUT and as_json:
         raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
@@ -484,7 +483,6 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
 
 
 def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
-    """Replace words by the sizes and configurations that they state."""
     kernel = given.get("like") or given.get("kernel")
     if isinstance(given.get("sizes"), list):
         given["sizes"] = (read_extents if is_extent else read_sizes)(given["sizes"])

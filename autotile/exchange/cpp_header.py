@@ -206,7 +206,6 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
         return call.format(arguments) if "{}" in call else f"{call}({arguments})"
 
     def part(node: Node) -> str:
-        """Translate a node that is an operand, parenthesized where needed."""
         text = write(node)
         is_call = callable(node.value) and node.operation not in _INFIX and text.endswith(")")
         simple = is_call or node.operation in ("constant", "name", "number", "real")
@@ -223,7 +222,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
     """Return the C++ code of a launch by its place in the template; ``cpp`` translates an expression."""
 
     def fields() -> Iterator[str]:
-        """Yield a field for each array and for each scalar that the caller may set."""
         for buffer in spec.buffers:
             shape = ", ".join(extent.text for extent in buffer.shape)
             kind = str(buffer.dtype).replace(PROBLEM_DTYPE, dtype)
@@ -444,7 +442,6 @@ def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Ite
         return f"double({to_cpp(expression, symbols)})" if expression is not None else "0.0"
 
     def value(feature: Feature) -> str:
-        """Return a feature as an expression of type double."""
         match feature.kind:
             case "size":
                 return f"double(sizes.{feature.of})"

@@ -360,7 +360,6 @@ def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, S
 
 
 def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
-    """Return the parameters that the choice of an argument depends on."""
     if isinstance(tunable.param_key, str) and tunable.param_key in codec.values:
         inner = [each for each in tunable.values() if _is_tunable(each)]
         return {tunable.param_key}.union(*(_names_of(each, codec) for each in inner))
@@ -617,7 +616,6 @@ class _TuneCall:
                 print(reached)
 
     def _add_cached(self, entry: Mapping[str, Any]) -> ConfigResult:
-        """Add a result that was measured by an earlier call."""
         result = ConfigResult(entry)
         if "__error__" not in result:
             process_metrics(result, self.metrics)

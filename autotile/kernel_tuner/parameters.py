@@ -102,7 +102,6 @@ class ParameterCodec:
         return ",".join(str(params[name]) for name in self.values)
 
     def __len__(self) -> int:
-        """Return the number of combinations."""
         return math.prod(len(values) for values in self.values.values())
 
 

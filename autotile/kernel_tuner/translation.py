@@ -111,7 +111,6 @@ class ScriptKernel:
 
     @property
     def _first(self) -> Any:
-        """The source that has the kernel."""
         return self.given[0] if isinstance(self.given, list | tuple) and self.given else self.given
 
     @property

@@ -132,7 +132,6 @@ def read_report(
 
 
 def _operation_report(database: Database, operation: Operation, wanted: PageContent) -> ReportData:
-    """Read what a page shows of an operation: its problems, and the studies of its kernels for them."""
     listed = [study for study in database.studies() if _matches(study, wanted._replace(sizes={}))]
     tried: dict[int, StudySummary] = {}
     found: list[OperationData] = []
@@ -289,7 +288,6 @@ def _ratio(fastest: StoredBest, other: StoredBest) -> Interval | None:
 
 
 def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) -> str:
-    """Return why nothing is stored of a kernel: it does not compute the problem, or it was not tuned for it."""
     sizes = member.sizes_for(problem, device)
     if sizes is None:
         by_type = f"it computes {', '.join(member.dtypes)}" if problem.dtype not in member.dtypes else ""

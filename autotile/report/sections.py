@@ -171,7 +171,6 @@ def _facts(facts: Iterable[tuple[str, str | Markup]]) -> Markup:
 
 
 def _serving_of(study: StudyData, heading: str, path: str) -> Markup | None:
-    """Return the line of code that serves the winner of a study; a remark where it is not served."""
     if study.winner is None:
         return None
     if not study.study_id:
@@ -292,7 +291,6 @@ _END_REASONS = {
 
 
 def _runs(study: StudyData) -> Markup | None:
-    """Return the sessions of a study: when, by what, how long, and why they ended."""
     rows = []
     for run in study.runs[-_MAX_ROWS:]:
         stopped, took = lenient(run.summary, RunSummary).stopped, "running"
@@ -343,7 +341,6 @@ def _overview(page: Page, data: ReportData) -> Markup:
 
 
 def _operation(page: Page, place: int, operation: OperationData, data: ReportData) -> Markup:
-    """Return the answer for a problem of an operation: what won and by how much, the race, and the line to serve it."""
     alone = len(data.operations) == 1
     heading, link = ("The answer", "Answer") if alone else (operation.title, f"{operation.problem.kernel} {place}")
     winner, *others = operation.contenders

@@ -261,7 +261,6 @@ class Survey(Result):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return the counts of configurations and the time that they took, as pairs of a label and its text."""
         part = "" if self.planned == len(self.space) else f", a sample of {self.planned:,}"
         compiled, usable = int(self.is_compiled.sum()), int(self.is_usable.sum())
         tried = "" if compiled == len(self) else f", {len(self):,} tried"

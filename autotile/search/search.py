@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
@@ -41,28 +41,27 @@ def has_failed(trial: Trial) -> bool:
     return objective_values(trial, [TIME]) is None
 
 
-class StudyValues:
-    """Values of trials in a study: the time in microseconds, or for a failure more than any time so far.
+def results_in_study(names: Sequence[str] = (TIME,)) -> Callable[[Trial], tuple[TrialState, list[float] | None]]:
+    """Return a function of trials, in the order in which they end, that returns the state and values in a study.
 
-    Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in the study: its value is twice
-    the longest time measured so far, for samplers that use values only, and the constraint `FAILED` is violated, which
-    keeps it out of Optuna's best trial and among the bad trials in TPE. Only a candidate whose result cannot be known
-    is a failed trial. ``names`` are objectives to minimise, of `autotile.core.model`, each in its own unit.
+    The value is the time in microseconds, or for a failure more than any time so far. Optuna's samplers ignore failed
+    trials, so a failed candidate is a complete trial in the study: its value is twice the longest time measured so far,
+    for samplers that use values only, and the constraint `FAILED` is violated, which keeps it out of Optuna's best
+    trial and among the bad trials in TPE. Only a candidate whose result cannot be known is a failed trial. ``names``
+    are objectives to minimise, of `autotile.core.model`, each in its own unit.
     """
+    worst = [0.0] * len(names)
 
-    def __init__(self, names: Sequence[str] = (TIME,)) -> None:
-        self._names = tuple(names)
-        self._worst = [0.0] * len(self._names)
-
-    def result(self, trial: Trial) -> tuple[TrialState, list[float] | None]:
-        """Return the state and values of a trial; to be called in the order in which trials ended."""
+    def result(trial: Trial) -> tuple[TrialState, list[float] | None]:
         if not trial.outcome.is_finding:
             return TrialState.FAIL, None
-        values = objective_values(trial, self._names)
+        values = objective_values(trial, names)
         if values is None:
-            return TrialState.COMPLETE, [2 * worst or _VALUE_OF_FIRST_FAILURES for worst in self._worst]
-        self._worst = [max(pair) for pair in zip(self._worst, values, strict=True)]
+            return TrialState.COMPLETE, [2 * value or _VALUE_OF_FIRST_FAILURES for value in worst]
+        worst[:] = map(max, worst, values)
         return TrialState.COMPLETE, list(values)
+
+    return result
 
 
 def attributes_of(trial: Trial) -> dict[str, str | int | float]:
@@ -107,9 +106,8 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
         for parameter, value in trial.config.items():
             values.setdefault(parameter, {})[value] = None
     distributions = {parameter: CategoricalDistribution(tuple(choices)) for parameter, choices in values.items()}
-    objective = StudyValues()
-    study = new_study(name)
-    study.add_trials(frozen_trial(trial, distributions, *objective.result(trial)) for trial in kept)
+    study, result = new_study(name), results_in_study()
+    study.add_trials(frozen_trial(trial, distributions, *result(trial)) for trial in kept)
     return study
 
 
@@ -131,7 +129,7 @@ def relative_error(trial: Trial) -> float:
 def frozen_trial(
     trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, values: list[float] | None
 ) -> FrozenTrial:
-    """Return a trial as one of Optuna with a state and values, see `StudyValues.result`.
+    """Return a trial as one of Optuna with a state and values, see `results_in_study`.
 
     Raise `ValueError` if the configuration has a parameter or a value that ``distributions`` lacks.
     """
@@ -219,7 +217,7 @@ class Search:
         self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
-        self._objective = StudyValues(objectives)
+        self._result = results_in_study(objectives)
         self._pending: dict[int, optuna.Trial] = {}
         """Rows that were proposed and not told, with their trials."""
         self._nominated: set[int] = set()
@@ -314,7 +312,7 @@ class Search:
             self._nominated.discard(row)
         config, known = trial.config, self._distributions
         if config.keys() == known.keys() and all(value in known[name].choices for name, value in config.items()):
-            self.study.add_trial(frozen_trial(trial, known, *self._objective.result(trial)))
+            self.study.add_trial(frozen_trial(trial, known, *self._result(trial)))
             self._rows.remaining(self.study)  # the sampler learns from it now
 
     def gain_of(self, count: int = _EXPECTED_PROPOSALS) -> float | None:
@@ -352,7 +350,7 @@ class Search:
         """
         if row in self._nominated:
             self._nominated.remove(row)
-            state, values = self._objective.result(trial)
+            state, values = self._result(trial)
             if state is not TrialState.FAIL:
                 result = None if has_failed(trial) or values is None else tuple(values)
                 self.ranking.tell(row, result, relative_error(trial))
@@ -363,14 +361,14 @@ class Search:
         for name, value in attributes_of(trial).items():
             asked.set_user_attr(name, value)
         asked.set_constraint(FAILED, float(has_failed(trial)))
-        state, values = self._objective.result(trial)
+        state, values = self._result(trial)
         self.study.tell(asked, values, state)
 
     def _tell_replayed(self) -> None:
         """Tell the replayed trials that the next proposal would have known in their session."""
         while self._replayed and self._replayed[0][0] <= self._begun - self._ahead:
             _, number, trial = self._replayed.popleft()
-            state, values = self._objective.result(trial)
+            state, values = self._result(trial)
             self.study.tell(number, values, state)
 
     @property
