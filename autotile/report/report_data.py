@@ -13,7 +13,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
 from autotile.core.statistics import Interval, ratio_of_times
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
-from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
+from autotile.database.database import CONTEST, Database, StudySummary, rows_of_kernel
 from autotile.database.keys import TuningKey, study_columns
 from autotile.database.winners import StoredRule
 from autotile.errors import EmptySpaceError, InputError, ProblemError
@@ -262,7 +262,13 @@ def _operation_data(
         if work is not None and best.winner.device is not None and best.trial.time_us is not None:
             own = resolve_problem(work[0].spec, wanted[work[0].name], problem.dtype)
             rate = Workrate.of(work[0].spec, own, work[1].trial.config).text(best.trial.time_us, best.winner.device)
-        name, ratio = study.key.kernel.removeprefix(f"{operation.name}:"), _ratio(timed[0][1], best)
+        fastest, ratio = timed[0][1], None  # in pairs of the race in which both took part
+        first, second = fastest.trial.measurement, best.trial.measurement
+        if fastest.run.sampler == best.run.sampler == CONTEST:
+            ratio = cost_ratio(fastest.trial, best.trial)
+        elif first is not None and second is not None and first.low_us > 0.0:
+            ratio = Interval(1.0, 1.0, 1.0) if fastest is best else ratio_of_times(first, second)
+        name = study.key.kernel.removeprefix(f"{operation.name}:")
         contender = ContenderData(
             name, is_library, best.trial, study.study_id, study.trials, study.key.source, ratio, rate
         )
@@ -273,18 +279,6 @@ def _operation_data(
     left = tuple(one for one in others if one[0] not in known)
     data = OperationData(operation.stated(problem), gpu_name, tuple(contenders), left)
     return data, [study for study, _ in timed if study.key.kernel in kernels]
-
-
-def _ratio(fastest: StoredBest, other: StoredBest) -> Interval | None:
-    """Return the time of a contender over that of the fastest: in pairs of the race in which both took part."""
-    if fastest.run.sampler == other.run.sampler == CONTEST:
-        return cost_ratio(fastest.trial, other.trial)
-    first, second = fastest.trial.measurement, other.trial.measurement
-    if first is None or second is None or first.low_us <= 0.0:
-        return None
-    if fastest is other:
-        return Interval(1.0, 1.0, 1.0)
-    return ratio_of_times(first, second)
 
 
 def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) -> str:
