@@ -191,8 +191,6 @@ class Survey(Result):
 
     def ranges(self) -> list[tuple[str, str, float, float, float]]:
         """Return each quantity of the configurations that compiled: name, unit, least, median and greatest."""
-        if not self.is_compiled.any():
-            return []
         quantities: list[tuple[str, str, Figures]] = [
             ("registers", "a thread", self._known("registers")),
             ("register spills", "B", self.spill_bytes),

@@ -162,8 +162,6 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
                 copy = optuna.create_study(storage=storage, study_name=study.study_name, directions=study.directions)
                 if study.metric_names is not None:
                     copy.set_metric_names(study.metric_names)
-                for name, value in study.user_attrs.items():
-                    copy.set_user_attr(name, value)
                 copy.add_trials(study.get_trials(deepcopy=False))
             finally:
                 storage.remove_session()

@@ -186,7 +186,7 @@ def test_several_objectives_have_a_front(tmp_path):
 
 
 def test_the_dark_theme_exchanges_every_colour_and_labels_cannot_be_tags(study):
-    text = themed(parallel_coordinates_chart(study).figure, dark=True).to_json()
+    text = themed(parallel_coordinates_chart(study).figure).to_json()
     assert DARK["accent"] in text
     assert not any(colour in text for colour in LIGHT.values())
     assert label("<a href='javascript:x'>") == "&lt;a href='javascript:x'&gt;"
