@@ -237,8 +237,7 @@ class TestDrawing:
         assert client.follower._drawings.keys() == {name}
         session.change(TRIALS.delete(), RUNS.delete())
         client.follower.read()
-        assert not client.follower._stored
-        assert not client.follower._drawings
+        assert (client.follower._stored, client.follower._drawings) == ({}, {})
 
 
 class TestDatabase:

@@ -68,7 +68,6 @@ class TestStudy:
 
     def test_finals_that_are_all_that_is_left_of_a_study_are_listed_once(self, result):
         left = OfStudy(replaced(result.study, stored=result.study.final_trials))
-        assert left.study.trials == left.study.final_trials
         assert list(left.to_pandas()["trial_id"]) == [one.trial_id for one in left.study.stored]
 
     def test_what_cannot_be_drawn_is_one_line(self, result):

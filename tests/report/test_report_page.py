@@ -457,8 +457,8 @@ def test_a_survey_is_drawn_in_a_browser_without_an_error(browser, found, tmp_pat
 def test_the_finals_are_as_the_session_ranked_them_by_the_rounds_of_the_race(study):
     assert [one.rank for one in study.finals] == list(range(1, len(study.finals) + 1))
     assert [one.rank for one in study.finals if one.is_tie] == [2, 3]
-    (default,) = [one for one in study.finals if one.is_default]
-    assert study.default is default.trial
+    (default,) = [one.trial for one in study.finals if one.is_default]
+    assert study.default is default
     assert study.winner is study.finals[0].trial
     assert [trial.outcome for trial in study.refused] == [Outcome.OUT_OF_BOUNDS]
     first, other = (study.finals[place].trial.measurement for place in (0, 4))
@@ -476,10 +476,9 @@ def test_gates_only_hold_back_and_failures_are_grouped_by_their_reason_whatever_
     assert found["correct"] == sum(one.trial.outcome.has_time for one in study.newest)
     assert list(study.elapsed_s) == sorted(study.elapsed_s)
     assert len(study.elapsed_s) == len(study.trials)
-    wrong = [group for group in study.failures if group.outcome is Outcome.WRONG_RESULT]
-    assert len(wrong) == 1
-    assert wrong[0].count == sum(one.trial.outcome is Outcome.WRONG_RESULT for one in study.newest)
-    assert wrong[0].reason in {one.trial.reason for one in study.newest}
+    (wrong,) = [group for group in study.failures if group.outcome is Outcome.WRONG_RESULT]
+    assert wrong.count == sum(one.trial.outcome is Outcome.WRONG_RESULT for one in study.newest)
+    assert wrong.reason in {one.trial.reason for one in study.newest}
     assert [group.count for group in study.failures] == sorted((g.count for g in study.failures), reverse=True)
     assert any(group.stage == "sanitize" for group in study.failures)
 
