@@ -342,10 +342,7 @@ def _selected(argument: Any, params: Params) -> Any:
 
 
 def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, Sequence[Any] | None]]:
-    """Yield the kernel with its arguments and its answer; several times where they depend on parameters.
-
-    Each time, the parameters that they depend on have one value.
-    """
+    """Yield the kernel with its arguments and its answer, for each value of the parameters that these depend on."""
     codec = kernel.codec
     read = set().union(*(_names_of(each, codec) for each in (*kernel.arguments, answer) if _is_tunable(each)))
     names = [name for name in codec.values if name in read]

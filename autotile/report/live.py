@@ -160,8 +160,8 @@ class DatabaseFollower:
         self._studies: dict[int, StoredStudy] = {}
         self._stored: dict[int, tuple[StoredTrial, ...]] = {}
         """Trials of the studies that are drawn, each of which is read once."""
-        self._wanted: set[str] = set()
         self._drawings: dict[str, SessionDrawing] = {}
+        """Those that were asked for, by the names of their sessions."""
         self._view: tuple[str, tuple[LiveSession, ...]] = ("has not been read yet", ())
         self._reading_since: float | None = None
         self._asked_at = 0.0
@@ -197,7 +197,6 @@ class DatabaseFollower:
         """Return the drawing of a session, and read its trials from now on; None if there is no such session."""
         if not any(session.name == name for session in self._view[1]):
             return None
-        self._wanted.add(name)
         self._ask()
         return self._drawings.setdefault(name, SessionDrawing())
 
@@ -248,17 +247,15 @@ class DatabaseFollower:
             sessions = self._sessions(connection)
         # The trials and charts of sessions that are no longer listed are freed.
         names, ids = {session.name for session in sessions}, {session.study.study_id for session in sessions}
-        self._wanted &= names
-        self._drawings = {name: drawing for name, drawing in self._drawings.items() if name in names}
+        for name in {*self._drawings} - names:
+            del self._drawings[name]
         self._stored = {study_id: trials for study_id, trials in self._stored.items() if study_id in ids}
         for session in sessions:
-            if session.name in self._wanted:
-                drawing = self._drawings.setdefault(session.name, SessionDrawing())
-                if drawing.stored_version != session.version:
-                    known = self._stored.get(session.study.study_id, ())
-                    drawing.study = read_study(database, session.study, known)
-                    self._stored[session.study.study_id] = drawing.study.stored
-                    drawing.stored_version = session.version
+            drawing = self._drawings.get(session.name)
+            if drawing is not None and drawing.stored_version != session.version:
+                drawing.study = read_study(database, session.study, self._stored.get(session.study.study_id, ()))
+                self._stored[session.study.study_id] = drawing.study.stored
+                drawing.stored_version = session.version
         nothing = "holds no session of these kernels yet" if self._kernels else "is empty yet"
         return "" if sessions else nothing, sessions
 

@@ -691,10 +691,7 @@ class FeasibleGPSampler(RowSampler):
         return int(ranking.rows[best])
 
     def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
-        """Return the model with the newest hyperparameters.
-
-        A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
-        """
+        """Return the model with the newest hyperparameters; of a model of ``compiled`` rows, the caller sets these."""
         history = self._history if guided else self._unguided
         prior = self._prior if guided else None
         if self._estimate is not None and history.ended < _ESTIMATED_TRIALS:
