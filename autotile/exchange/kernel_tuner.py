@@ -49,7 +49,7 @@ _T4_TIMES: Mapping[str, str] = {
 }
 """The same times by the names under which Kernel Tuner 1.5.0 writes them to T4 results."""
 
-_RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
+RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
 """Names that Kernel Tuner rejects for parameters: ``check_tune_params_list`` in its util.py."""
 
 _WORDS: Mapping[Outcome, tuple[str, str]] = {
@@ -74,7 +74,7 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
     or the file cannot be written.
     """
     names = [parameter.name for parameter in parameters]
-    if taken := sorted(_RESERVED.intersection(names)):
+    if taken := sorted(RESERVED.intersection(names)):
         raise InputError(f"Kernel Tuner reserves the name {taken[0]!r}; rename the parameter to export results")
     head = {
         "device_name": key.gpu_name,
@@ -277,10 +277,9 @@ def read_results(
         problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
         what, writer = _KINDS[kind]
         raise DataError(f"{path} cannot be read as {what}: {problem}; expected {writer}") from None
-    try:
+    device = None
+    with suppress(InputError):
         device = device_profile(document.device_name)
-    except InputError:
-        device = None
     size = document.problem_size
     extents = tuple(size.values()) if isinstance(size, dict) else size if isinstance(size, tuple) else (size,)
     numbers = tuple(one for one in extents if isinstance(one, int))

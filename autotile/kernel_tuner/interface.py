@@ -29,7 +29,7 @@ from autotile.kernel.python_kernel import names_read
 from autotile.kernel.spec import Parameter
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
-from autotile.kernel_tuner.parameters import ParameterCodec, Params, check_restrictions
+from autotile.kernel_tuner.parameters import ParameterCodec, Params, parse_restrictions
 from autotile.kernel_tuner.strategies import Strategy, StrategyChoice, TuneRunner, choose_strategy, installed_module
 from autotile.kernel_tuner.translation import ScriptKernel, block_names, checked_device, host_array, run_once
 from autotile.kernel_tuner.util import (
@@ -511,6 +511,7 @@ class _TuneCall:
         from autotile.search.search import Search
 
         codec = self.codec
+        restrictions = parse_restrictions(described.restrictions, codec.values)
         entries: list[tuple[Config, dict[str, Any]]] = []
         for entry in file.entries.values():
             try:
@@ -518,7 +519,7 @@ class _TuneCall:
             except InputError:
                 continue
             params = codec.decode(encoded)
-            if check_restrictions(described.restrictions, params, codec.values):
+            if all(each.allows(params) for each in restrictions):
                 entries.append((encoded, {**entry, **params}))
         if not entries:
             raise InputError(f"no result in {file.path} has listed values and meets the restrictions")

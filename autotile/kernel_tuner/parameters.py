@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import InputError, SpecError
+from autotile.exchange.kernel_tuner import RESERVED
 from autotile.kernel.expressions import is_c_identifier, parse_expression
 from autotile.kernel.functions import COMPARISONS, OPERATORS
 from autotile.kernel.python_kernel import map_rows, names_read
@@ -32,7 +33,6 @@ Params = Mapping[str, Any]
 """Values of parameters by name, as the caller listed them."""
 Rows = NDArray[Any]
 
-_FORBIDDEN = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
 _TEXT = re.compile(r"[A-Za-z_]\w{0,63}")
 
 
@@ -52,7 +52,7 @@ class ParameterCodec:
         self.declared: dict[str, list[Value]] = {}
         self._decoding: dict[str, dict[Value, Any]] = {}
         for name, given in tune_params.items():
-            if name in _FORBIDDEN or not isinstance(name, str) or not is_c_identifier(name):
+            if name in RESERVED or not isinstance(name, str) or not is_c_identifier(name):
                 raise InputError(
                     f"a parameter cannot be named {name!r}; expected a C identifier, and none of Kernel Tuner's own"
                 )
@@ -334,21 +334,16 @@ _ALL_NAMES_BELOW = 20_000
 
 
 def restriction_rules(restrictions: Any, codec: ParameterCodec) -> dict[str, Callable[..., Any]]:
-    """Return restrictions as functions of columns of the parameters that autotile declares, by the name of a rule.
-
-    They are None, a text, a function, a constraint of python-constraint, or a list of these and of tuples of one of
-    them with the names of its parameters; anything else is an `InputError`.
-    """
-    parsed = _restrictions(restrictions, codec.values)
+    """Return restrictions as functions of columns of the parameters that autotile declares, by the name of a rule."""
+    parsed = parse_restrictions(restrictions, codec.values)
     return {f"restriction_{number}": _rule(each, codec) for number, each in enumerate(parsed, start=1)}
 
 
-def check_restrictions(restrictions: Any, params: Params, values: Mapping[str, Sequence[Any]]) -> bool:
-    """Test all restrictions on a configuration; forms and errors as for `restriction_rules`."""
-    return all(each.allows(params) for each in _restrictions(restrictions, values))
+def parse_restrictions(given: Any, values: Mapping[str, Sequence[Any]]) -> list[Restriction]:
+    """Return restrictions: None, a text, a function, a constraint of python-constraint, or a list.
 
-
-def _restrictions(given: Any, values: Mapping[str, Sequence[Any]]) -> list[Restriction]:
+    A list is of these and of tuples of one of them with the names of its parameters; all else is an `InputError`.
+    """
     listed = given if isinstance(given, list) else [] if given is None else [given]
     return [_restriction(each, values) for each in listed]
 

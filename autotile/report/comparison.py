@@ -39,9 +39,7 @@ from autotile.report.theme import (
 )
 
 _MIN_SAMPLES = 6
-"""Fewest samples whose median has a 95 % interval, see `median_interval`."""
-_MIN_COMMON = 6
-"""Fewest configurations whose median ratio is stated, for the same reason."""
+"""Fewest samples, or ratios of configurations, whose median has a 95 % interval, see `median_interval`."""
 
 _FAILS = "no configuration works in the other"
 _SUBJECT = ("kernel", "dtype", "sizes", "l2_mode")
@@ -510,7 +508,7 @@ def _compared(
         ratio=ratio(b.trial),
         same_config=key_a == key_b,
         retimed=ratio(newest_b.get(key_a)),
-        common=median_interval(shared) if len(shared) >= _MIN_COMMON else None,
+        common=median_interval(shared) if len(shared) >= _MIN_SAMPLES else None,
         common_count=len(shared),
         repeat_spread=spread,
         clock_ratio=clock,

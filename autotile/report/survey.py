@@ -45,18 +45,11 @@ _LIMITS = ("threads", "registers", "shared_memory", "blocks")
 """Limits of the occupancy, in the order of the bits of the column ``limited_by``."""
 _OUTCOMES = tuple(Outcome)
 _MISSING = -1
-_HEADINGS = {
-    "registers": "registers_per_thread",
-    "spill_store_bytes": "spill_store_bytes",
-    "spill_load_bytes": "spill_load_bytes",
-    "stack_bytes": "stack_bytes",
-    "static_smem_bytes": "static_smem_bytes",
-    "dynamic_smem_bytes": "dynamic_smem_bytes",
-    "threads": "threads_per_block",
-    "blocks": "blocks",
-    "blocks_per_sm": "blocks_per_sm",
-    "warps_per_sm": "warps_per_sm",
-}
+_NAMES = (
+    *("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes", "dynamic_smem_bytes"),
+    *("threads", "blocks", "blocks_per_sm", "warps_per_sm"),
+)
+_HEADINGS = {name: name for name in _NAMES} | {"registers": "registers_per_thread", "threads": "threads_per_block"}
 """Heading of each column of whole numbers in `Survey.table`."""
 _COLUMNS = ("outcome", "failure", *_HEADINGS, "limited_by")
 """Whole numbers that are kept of each configuration; `_MISSING` for what is not known."""
