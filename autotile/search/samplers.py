@@ -117,7 +117,6 @@ class Lookahead:
 
 @cache
 def _nominated(lookahead: Lookahead, size: int) -> list[int]:
-    """Return `Lookahead.nominated` for up to ``size`` trials."""
     uninformed = _UNINFORMED + lookahead.held(0)
     counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY * lookahead.gpus)] * uninformed
     while len(counts) < size:
