@@ -26,7 +26,6 @@ from autotile.core.model import Config, Value, config_text
 from autotile.errors import InputError, SpecError
 from autotile.exchange.kernel_tuner import RESERVED
 from autotile.kernel.expressions import is_c_identifier, parse_expression
-from autotile.kernel.functions import COMPARISONS, OPERATORS
 from autotile.kernel.python_kernel import map_rows, names_read
 
 Params = Mapping[str, Any]
@@ -134,8 +133,9 @@ _MAX_POWER_BITS = 4096
 """Size of a whole number that ``**`` or ``<<`` may give."""
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    **{kind: one.plain for kind, one in OPERATORS.items() if one.plain is not None},  # Python's own, of texts, too
-    **{ast.Div: operator.truediv, ast.RShift: operator.rshift},
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.RShift: operator.rshift},
+    **{ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor},
 }
 _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.USub: operator.neg,
@@ -144,11 +144,10 @@ _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Invert: operator.invert,
 }
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    **{kind: compare for kind, (_, compare, _) in COMPARISONS.items()},
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not},
+    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
     ast.In: lambda value, among: value in among,
     ast.NotIn: lambda value, among: value not in among,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
 }
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("ceil", "floor", "sqrt", "log", "log2", "log10", "exp", "pow", "gcd")},
