@@ -261,7 +261,7 @@ def show_runs(entries: Sequence[dict[str, Any]]) -> None:
     table = Table("GPUs", "fault", "injected", "trials", *headings, "verdict")
     for entry in entries:
         excess = entry.get("winner_excess", 0.0)
-        winner = "none" if excess is None else f"{excess:+.2%}" if excess else "same"
+        winner = "none" if excess is None else f"{100 * excess:+.2f} %" if excess else "same"
         row = [entry.get(name, 0) for name in ("gpus", "fault", "injected", "trials", *counts)]
         style = "green" if entry["verdict"] == "nothing lost" else "red"
         verdict = f"[{style}]{escape(entry['verdict'])}[/{style}]"

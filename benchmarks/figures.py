@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from autotile.core.text import percent_text
 from autotile.exchange.recording import read_recording
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -191,8 +192,8 @@ def until() -> str:
             names[row["spaces"]],
             f"`--until {row['gain']:.0%}`" if row["gain"] else "by itself",
             "{:.0f} ({} to {})".format(*row["trials"]),
-            *("{:.1f} % ({:.1f} %)".format(*(100 * loss for loss in row[kind])) for kind in ("loss", "lost")),
-            f"{100 * row['within']:.0f} %",
+            *("{} ({})".format(*map(percent_text, row[kind])) for kind in ("loss", "lost")),
+            percent_text(row["within"], 0),
         )
         for row in found["rows"]
     ]
@@ -287,9 +288,7 @@ def unseen() -> str:
     rows = []
     for kernel in ("sgemm", "gemm_mma"):
         summary = record(f"h200/unseen_{kernel}")["summary"]
-        cells = [
-            f"{summary[way]['mean_loss']:.1%}, {summary[way]['worst_loss']:.1%}".replace("%", " %") for way in ways
-        ]
+        cells = [", ".join(percent_text(summary[way][loss]) for loss in ("mean_loss", "worst_loss")) for way in ways]
         rows.append((f"[`{kernel}`](REC/h200/unseen_{kernel}.json)", *cells))
     return linked(table(("mean and largest loss", *ways.values()), rows), "guide")
 
@@ -332,7 +331,8 @@ def load() -> str:
             {row["side"]: row for row in found["sessions"] if row["kernel"] == name}[s] for s in ("before", "after")
         ]
         busy = (
-            f"{side['compilers_busy']:.0%} / {side['gpu_busy']:.0%}" if "gpu_busy" in side else "" for side in sides
+            " / ".join(percent_text(side[of], 0) for of in ("compilers_busy", "gpu_busy")) if "gpu_busy" in side else ""
+            for side in sides
         )
         rates, times = ([f"{side[key]:.1f}" for side in sides] for key in ("trials_per_s", "time_us"))
         rows.append((f"`{name}`", " -> ".join(rates), " -> ".join(busy), " -> ".join(times)))
@@ -398,7 +398,7 @@ def simulated() -> str:
             one["gpus"],
             f"`{one['sampler']}`",
             f"{one['per_s']:.0f}",
-            f"{one['gpus_busy']:.0%}",
+            percent_text(one["gpus_busy"], 0),
             *(f"{one[key]:.1f}" if key in one else "" for key in COSTS),
             f"{one['load']:.0f}",
         )

@@ -36,6 +36,7 @@ from rich.table import Table
 from simulated_gpus import COMMANDS, KERNEL, MOST_GPUS, SIZES, THROUGH, claims
 
 from autotile.core.model import config_key
+from autotile.core.text import percent_text
 from autotile.cuda.driver import device_count
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
@@ -226,10 +227,10 @@ def show(results: dict[str, Any]) -> None:
         "GPUs", "problem", "trials", "search s", "a second", "times one", "GPUs busy", "cores busy", "bound", "loss"
     )
     for one in entries:
-        loss = f"{100 * one['loss']:.2f} %" if one.get("loss") is not None else ""
+        loss = percent_text(one["loss"], 2) if one.get("loss") is not None else ""
         speed = f"{one['per_s'] / base[one.get('problem')]:.2f}"
         row = [one["gpus"], one.get("problem", ""), one["trials"], one["search_s"], one["per_s"], speed]
-        busy = [f"{one['gpu_busy']:.0%}", f"{one['compilers_busy']:.0%}"]
+        busy = [percent_text(one["gpu_busy"], 0), percent_text(one["compilers_busy"], 0)]
         table.add_row(*map(str, row), *busy, one["bound"], loss)
     console.print(table)
     families = results.get("families", [])

@@ -30,6 +30,7 @@ from provenance import provenance
 from search_methods import session
 
 from autotile.core.model import Measurement, Outcome, Trial
+from autotile.core.text import percent_text
 from autotile.search.samplers import DEFAULT, lookahead_of
 from autotile.search.search import Search, Shortlist
 from autotile.tuning.options import TuneOptions
@@ -228,7 +229,7 @@ def summary(name: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 def text(figures: Mapping[str, float]) -> str:
     """Format a mean and a 90th percentile."""
-    return f"{figures['mean']:.1%}, {figures['p90']:.1%}"
+    return f"{percent_text(figures['mean'])}, {percent_text(figures['p90'])}"
 
 
 if __name__ == "__main__":

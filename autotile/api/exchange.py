@@ -24,7 +24,7 @@ from autotile.database.keys import version_of
 from autotile.database.learned import read_models
 from autotile.database.paths import check_output
 from autotile.errors import InputError
-from autotile.exchange.bundle import Shipment, prepare_shipments, write_bundle
+from autotile.exchange.bundle import BundledKernel, prepare_bundled, write_bundle
 from autotile.exchange.cpp_header import namespace_of, write_shipped_header
 from autotile.exchange.kernel_tuner import (
     ImportFormat,
@@ -230,11 +230,11 @@ def export(
             loaded, problem = open_problem(name, given, dtype)
             announce(sizes_notice(loaded.spec, problem.sizes, given))
         header = check_output(str(output), makes_folder=True)
-        (shipment,) = _prepare(selected, architectures, dtype, database)
-        element_type = dtype or shipment.bundled.kernel.spec.dtypes[0]
-        cubins = write_shipped_header(shipment, element_type, header)
-        problems = sum(winner.key.dtype == element_type for winner in shipment.bundled.winners)
-        namespace = f"autotile::{namespace_of(shipment.bundled.kernel.spec, element_type)}"
+        (packed,), images, notices = _prepare(selected, architectures, dtype, database)
+        element_type = dtype or packed.kernel.spec.dtypes[0]
+        cubins = write_shipped_header(packed, images, element_type, header)
+        problems = sum(winner.key.dtype == element_type for winner in packed.winners)
+        namespace = f"autotile::{namespace_of(packed.kernel.spec, element_type)}"
         held = f"{plural(problems, 'tuned problem')}, {plural(len(cubins), 'cubin')}"
         facts: Facts = [("exported", f"{held} beside the header"), ("header", str(header)), ("namespace", namespace)]
         document = {
@@ -244,9 +244,9 @@ def export(
             "namespace": namespace,
             "cubins": list(cubins),
             "problems": problems,
-            "notices": list(shipment.notices),
+            "notices": list(notices),
         }
-        return Written(header, f"{namespace}: {held}, {header}", [facts, *shipment.notices], document)
+        return Written(header, f"{namespace}: {held}, {header}", [facts, *notices], document)
     loaded, problem = open_problem(name, given, dtype)
     announce(sizes_notice(loaded.spec, problem.sizes, given))
     if is_measured:
@@ -391,14 +391,11 @@ def bundle(
     """
     entries: Sequence[Any] = kernels if isinstance(kernels, Sequence) and not isinstance(kernels, str) else [kernels]
     selected, file = list(map(_selection, entries)), check_output(output)
-    shipments = _prepare(selected, architectures, dtype and dtype_name(dtype), database)
-    packed = [shipment.bundled for shipment in shipments]
-    images = {member: image for shipment in shipments for member, image in shipment.images.items()}
+    packed, images, notices = _prepare(selected, architectures, dtype and dtype_name(dtype), database)
     names = [entry.kernel.name for entry in packed]
     if len(set(names)) < len(names):
         raise InputError(f"a bundle holds a kernel once, and two of {', '.join(names)} have the same name; make two")
     digest = write_bundle(file, packed, images, __version__)
-    notices = tuple(notice for shipment in shipments for notice in shipment.notices)
     contents = [  # a configuration that is compiled for two architectures has two cubins
         (one.kernel.name, len(one.winners), len(one.cubins), [*dict.fromkeys(cubin.target for cubin in one.cubins)])
         for one in packed
@@ -433,11 +430,11 @@ def _selection(entry: Any) -> _Selection:
 
 def _prepare(
     selections: Sequence[_Selection], architectures: Sequence[str], dtype: str | None, database: str | Path | None
-) -> list[Shipment]:
+) -> tuple[list[BundledKernel], dict[str, bytes], tuple[str, ...]]:
     if not selections:
         raise InputError("no kernel is named; expected at least one")
     with open_for_reading(database) as opened:
-        return prepare_shipments(selections, architectures, opened, dtype=dtype)
+        return prepare_bundled(selections, architectures, opened, dtype=dtype)
 
 
 def _export_trials(

@@ -72,7 +72,7 @@ from autotile.kernel.library import KernelName, is_path, load_kernel, load_named
 from autotile.kernel.operation import named_operation
 from autotile.kernel.problem import Workrate
 from autotile.report.notebook import StudyPlots
-from autotile.report.study import study_without_trials
+from autotile.report.study import study_with
 from autotile.serving.choice import Compared, Contender
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
 from autotile.settings import read_settings, user_path
@@ -313,7 +313,7 @@ class TrialList(Result, StudyPlots):
                 "let `autotile.report` draw them all on a page"
             )
         stored = sorted((entry.stored for entry in self.trials), key=lambda one: one.trial_id)
-        return StudyData(key, None, "", (), (), ()).with_trials(stored)
+        return StudyData(key, None, "", (), tuple(stored))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials of all problems, in this order, as a pandas table; columns as for `columns`."""
@@ -755,7 +755,7 @@ def trials(
         if alone is not None:
             kept = {config_key(entry.stored.trial.config) for entry in found}
             stored = [one for one in opened.stored_trials(alone.study_id) if config_key(one.trial.config) in kept]
-            study = study_without_trials(opened, alone).with_trials(stored)
+            study = study_with(opened, alone, stored)
     found.sort(key=lambda one: (one.stored.trial.time_us is None, one.stored.trial.time_us or 0.0, one.stored.trial_id))
     return TrialList(tuple(found[:limit]), study)
 

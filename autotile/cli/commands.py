@@ -339,11 +339,7 @@ COMMANDS: Mapping[str, Command] = {
             "autotile worker tcp://127.0.0.1:8786 --replay recording.npz --devices 0,1",
         ),
         CARE,
-        {
-            "compilers": "--compile N 0..1024",
-            "replay": "FILE.npz|FOLDER",
-            "replay_seconds": "S 0.0..60.0",
-        },
+        {"compilers": "--compile N 0..1024", "replay": "FILE.npz|FOLDER", "replay_seconds": "S 0.0..60.0"},
         watched=lambda _, __: {"observe": notice},
         has_json=False,
     ),
@@ -371,10 +367,7 @@ COMMANDS: Mapping[str, Command] = {
         ("autotile db merge node1.db node2.db -o team.db",),
         forms={"sources": "DATABASE", "output": "-o --output PATH|URL"},
     ),
-    "db diff": Command(
-        f"{_DB}diff",
-        ("autotile db diff mine.db team.db", "autotile db diff before.json after.json"),
-    ),
+    "db diff": Command(f"{_DB}diff", ("autotile db diff mine.db team.db", "autotile db diff before.json after.json")),
     "db clean": Command(
         f"{_DB}clean",
         (
@@ -435,7 +428,6 @@ def _add(app: typer.Typer, name: str, command: Command) -> None:
 
 
 def _run(command: Command, described: Sequence[Described], given: dict[str, Any]) -> None:
-    """Call the function of a command, show its result, and exit with the code."""
     as_json, csv, parquet = bool(given.pop("as_json", False)), given.pop("csv", None), given.pop("parquet", None)
     if csv == STANDARD_OUTPUT and as_json:
         raise InputError("--csv - and --json both write to standard output; give --csv a file, or leave one out")
@@ -491,7 +483,6 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
 
 
 def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
-    """Replace words by the sizes and configurations that they state."""
     kernel = given.get("like") or given.get("kernel")
     if isinstance(given.get("sizes"), list):
         given["sizes"] = (read_extents if is_extent else read_sizes)(given["sizes"])

@@ -177,7 +177,6 @@ def in_options(text: str, flags: Mapping[str, str]) -> str:
 
 
 def _kind(hint: str) -> Any:
-    """Return the type to which Typer converts the words of a parameter."""
     if choices := re.findall(r"""['"]([\w-]+)['"]""", hint):
         return Literal[tuple(choices)]
     parts = set(re.split(r" \| | or ", hint))

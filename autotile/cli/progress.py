@@ -158,7 +158,6 @@ def _bar_line(done: float, total: float | None, *texts: str) -> Table:
 
 
 def _problem_line(progress: Progress) -> str:
-    """Return the state of a session of a plan on one line."""
     tried, goal = trial_count(progress), trial_target(progress)
     target = f" of {goal}" if goal is not None else ""
     found = progress.best

@@ -60,9 +60,9 @@ def bytes_text(count: float) -> str:
     return f"{count:,.0f} B"
 
 
-def percent_text(fraction: float) -> str:
+def percent_text(fraction: float, decimals: int = 1) -> str:
     """Format a fraction of 1 as a percentage: ``42.9 %``."""
-    return f"{100 * fraction:.1f} %"
+    return f"{100 * fraction:.{decimals}f} %"
 
 
 def flops_text(flops_per_s: float) -> str:

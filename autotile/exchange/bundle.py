@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -153,19 +153,17 @@ class Bundle:
         self.path = path
         text = self._read(MANIFEST, _MAX_DOCUMENT_BYTES)
         try:
-            found = decode_json(text, Format).format
-            if found != BUNDLE_FORMAT:
-                raise BundleError(
-                    f"{self.path} is a bundle of format {found!r:.40}, this version of autotile reads {BUNDLE_FORMAT}: "
-                    "upgrade autotile, or create the bundle with this version"
-                )
-            manifest = decode_json(text, BundleManifest)
-            if manifest.digest != manifest_digest(decode_json(text, dict[str, Any])):
-                raise self._damaged("its manifest was changed")
-        except BundleError:
-            raise
+            found, stated = decode_json(text, Format).format, decode_json(text, dict[str, Any])
+            manifest = decode_json(text, BundleManifest) if found == BUNDLE_FORMAT else None
         except DataError as error:
             raise self._damaged(f"its manifest cannot be read: {error}") from None
+        if manifest is None:
+            raise BundleError(
+                f"{self.path} is a bundle of format {found!r:.40}, this version of autotile reads {BUNDLE_FORMAT}: "
+                "upgrade autotile, or create the bundle with this version"
+            )
+        if manifest.digest != manifest_digest(stated):
+            raise self._damaged("its manifest was changed")
         self.digest = manifest.digest
         """SHA-256 of the manifest, and so of the whole content."""
         self.kernels = manifest.kernels
@@ -182,18 +180,17 @@ class Bundle:
             raise BundleError(f"{self.path} does not contain the kernel {name!r}, only {', '.join(self.kernels)}")
         if (known := self._known.get(name)) is not None:
             return known
+        content, text = self.read(f"kernels/{name}.json"), self.read(f"kernels/{name}.toml")
         try:
-            document = decode_json(self.read(f"kernels/{name}.json"), BundledDocument)
-            text = self.read(f"kernels/{name}.toml").decode()
-            kernel = Kernel(parse_spec(text, f"{self.path}:kernels/{name}.toml"), "", self.path, document.source_hash)
+            document = decode_json(content, BundledDocument)
+            spec = parse_spec(text.decode(), f"{self.path}:kernels/{name}.toml")
             winners = tuple(entry.winner() for entry in document.winners)
             rules = tuple(entry.stored_rule() for entry in document.rules)
-        except BundleError:
-            raise
         except (InputError, UnicodeDecodeError) as error:
             raise BundleError(
                 f"{self.path}: the entry of {name} is malformed: {error}; create the bundle again. {FALLBACK}"
             ) from None
+        kernel = Kernel(spec, "", self.path, document.source_hash)
         found = BundledKernel(kernel, document.nvrtc_version, winners, document.cubins, rules)
         return self._known.setdefault(name, found)
 
@@ -300,29 +297,21 @@ def cubin_member(image: bytes) -> str:
     return f"cubins/{hashlib.sha256(image).hexdigest()}.cubin"
 
 
-class Shipment(NamedTuple):
-    """A kernel with its results and cubins, for a bundle or a C++ header."""
-
-    bundled: BundledKernel
-    """Kernel in its current version, with the results for this version."""
-    images: Mapping[str, bytes]
-    """Cubins, by the names of their members."""
-    notices: tuple[str, ...]
-    """Architectures and configurations that were left out and why, one line each."""
-
-
-def prepare_shipments(
+def prepare_bundled(
     selections: Sequence[tuple[KernelName, Mapping[str, int] | None]],
     architectures: Sequence[str],
     database: Database | None,
     *,
     dtype: str | None = None,
-) -> list[Shipment]:
-    """Collect the results of kernels and compile their configurations, one shipment for each kernel.
+) -> tuple[list[BundledKernel], dict[str, bytes], tuple[str, ...]]:
+    """Collect the results of kernels and compile their configurations, for a bundle or a C++ header.
 
     A kernel is selected with a problem, several times with several; with None, all that are tuned are shipped, of an
     operation all configurations that its models of time choose among. Without architectures it is compiled for the GPUs
-    that it is tuned on, or a model is of; without a database, only what comes with autotile is shipped. It is an
+    that it is tuned on, or a model is of; without a database, only what comes with autotile is shipped.
+
+    Return each kernel in its current version with the results for this version; the images of the cubins, by the names
+    of their members; and which architectures and configurations were left out and why, one line each. It is an
     `InputError` if a kernel, size or architecture is unknown, a selected problem is not tuned, or no configuration
     compiles; a `ToolchainError` if NVRTC is missing.
     """
@@ -347,7 +336,7 @@ def prepare_shipments(
             shipped.append((name, load_kernel(name), [], ()))
     pool = CompilePool(read_settings(), deadline_s=_COMPILE_DEADLINE_S)
     try:
-        shipments = []
+        bundled, images, notices = [], dict[str, bytes](), list[str]()
         for name, kernel, variants, of_models in shipped:
             winners, rules = _current_results(kernel, database, dtype)
             problems = [sizes for selected, sizes in selections if selected == name]
@@ -360,8 +349,12 @@ def prepare_shipments(
                         raise InputError(f"{kernel.name} {sizes_text(sizes)} is not tuned; {rest}. Run `autotile tune`")
                 winners, rules = [winner for winner in winners if dict(winner.key.sizes) in asked], []
             targets = architectures or of_models
-            shipments.append(_compiled(kernel, winners, rules, targets, variants=variants, dtype=dtype, pool=pool))
-        return shipments
+            cubins, left_out = _compiled(
+                kernel, winners, rules, targets, images=images, variants=variants, dtype=dtype, pool=pool
+            )
+            bundled.append(BundledKernel(kernel, nvrtc_version(), winners, cubins, rules))
+            notices += left_out
+        return bundled, images, tuple(notices)
     finally:
         pool.close()
 
@@ -457,16 +450,16 @@ def _compiled(
     rules: Sequence[StoredRule],
     architectures: Sequence[str],
     *,
+    images: dict[str, bytes],
     variants: Sequence[_Variant],
     dtype: str | None,
     pool: CompilePool,
-) -> Shipment:
+) -> tuple[list[BundledCubin], list[str]]:
     """Compile each configuration with the dtype and flags that it was tuned for, and the default with each of these.
 
-    ``variants`` are compiled besides those of the results.
+    ``variants`` are compiled besides those of the results. Images are added to ``images``; the others are left out.
     """
     from autotile.cuda.compiler import compile_job
-    from autotile.cuda.toolchain import nvrtc_version
 
     if not winners and not architectures:
         raise InputError(
@@ -505,7 +498,7 @@ def _compiled(
                 problem = spec.at({**spec.sizes, **dict(flags)}, element_type)
                 job = partial(compile_job, kernel, config, problem, target)
                 started[identity] = ((target, element_type, flags, config), pool.submit(job))
-    cubins, images = [], {}
+    cubins = []
     for (target, element_type, flags, config), future in started.values():
         compiled = future.result()
         if compiled.cubin is None:
@@ -517,5 +510,4 @@ def _compiled(
         cubins.append(BundledCubin(target, element_type, dict(flags), config, *made))
     if not cubins:
         raise InputError(f"nothing of {kernel.name} can be shipped: {'; '.join(notices)}")
-    bundled = BundledKernel(kernel, nvrtc_version(), tuple(winners), cubins, tuple(rules))
-    return Shipment(bundled, images, tuple(notices))
+    return cubins, notices

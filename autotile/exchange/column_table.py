@@ -18,7 +18,6 @@ from autotile.errors import ToolchainError
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
 
 Kind = Literal["whole", "real", "flag", "text", "moment", "reals"]
 """Type of a column: 64-bit integers, doubles, booleans, texts, times in UTC, or lists of doubles."""
@@ -75,10 +74,14 @@ class ColumnTable:
         ]
         writer.writerows(zip(*cells, strict=True))
 
-    def to_arrow(self) -> pyarrow.Table:
-        """Return the table as one of pyarrow; a `ToolchainError` if it is not installed."""
+    def write_parquet(self, stream: IO[bytes]) -> None:
+        """Write the table as Parquet, with the types of the columns; texts are as they were stored.
+
+        A `ToolchainError` is raised if pyarrow is not installed.
+        """
         try:
             import pyarrow as pa
+            from pyarrow import parquet
         except ImportError:
             raise ToolchainError(
                 "Parquet files need pyarrow; install it with `pip install 'autotile[parquet]'`"
@@ -92,7 +95,7 @@ class ColumnTable:
             )
             for column in self.columns
         }
-        return pa.table(arrays)
+        parquet.write_table(pa.table(arrays), stream)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the table as one of pandas, with nullable types of whole numbers, flags and texts.
@@ -109,13 +112,6 @@ class ColumnTable:
         types |= {"moment": "datetime64[us, UTC]", "reals": "object"}
         series = {c.name: pd.Series(list(c.values), dtype=types[c.kind]) for c in self.columns}
         return pd.DataFrame(series)
-
-    def write_parquet(self, stream: IO[bytes]) -> None:
-        """Write the table as Parquet, with the types of the columns; texts are as they were stored."""
-        table = self.to_arrow()
-        from pyarrow import parquet
-
-        parquet.write_table(table, stream)
 
 
 _STAGES = ("compile", "load", "verify", "measure")

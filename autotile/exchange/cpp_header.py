@@ -20,7 +20,7 @@ from autotile.cuda.driver import variable_symbol
 from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
-from autotile.exchange.bundle import BundledCubin, Shipment, untuned_config
+from autotile.exchange.bundle import BundledCubin, BundledKernel, untuned_config
 from autotile.families.family import Leaf, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.arguments import (
@@ -206,7 +206,6 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
         return call.format(arguments) if "{}" in call else f"{call}({arguments})"
 
     def part(node: Node) -> str:
-        """Translate a node that is an operand, parenthesized where needed."""
         text = write(node)
         is_call = callable(node.value) and node.operation not in _INFIX and text.endswith(")")
         simple = is_call or node.operation in ("constant", "name", "number", "real")
@@ -223,7 +222,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
     """Return the C++ code of a launch by its place in the template; ``cpp`` translates an expression."""
 
     def fields() -> Iterator[str]:
-        """Yield a field for each array and for each scalar that the caller may set."""
         for buffer in spec.buffers:
             shape = ", ".join(extent.text for extent in buffer.shape)
             kind = str(buffer.dtype).replace(PROBLEM_DTYPE, dtype)
@@ -444,7 +442,6 @@ def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Ite
         return f"double({to_cpp(expression, symbols)})" if expression is not None else "0.0"
 
     def value(feature: Feature) -> str:
-        """Return a feature as an expression of type double."""
         match feature.kind:
             case "size":
                 return f"double(sizes.{feature.of})"
@@ -500,13 +497,15 @@ _ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin
 """Properties that are needed to check the limits of any launch."""
 
 
-def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[str, ...]:
+def write_shipped_header(
+    bundled: BundledKernel, images: Mapping[str, bytes], dtype: str, output: Path
+) -> tuple[str, ...]:
     """Write a C++ header for one element type, and its cubins beside it; return the names of the cubins' files.
 
-    Raise `InputError` if a file cannot be written, or the kernel depends on a property of the device that a header
-    cannot know.
+    ``images`` are those of the cubins by the names of their members. Raise `InputError` if a file cannot be written, or
+    the kernel depends on a property of the device that a header cannot know.
     """
-    bundled, images, cubins = shipment.bundled, {}, []
+    beside, cubins = {}, []
     # Measured ones, cold L2, the user's own and the newest come first; the user's own are in order already.
     winners = sorted(
         (winner for winner in bundled.winners if winner.key.dtype == dtype),
@@ -521,7 +520,7 @@ def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[
     for cubin in bundled.cubins:
         if cubin.dtype == dtype:
             file = f"{output.stem}.{cubin.target}.{Path(cubin.member).stem[:12]}.cubin"
-            images[file] = shipment.images[cubin.member]
+            beside[file] = images[cubin.member]
             cubins.append(replace(cubin, member=file))
     spec = bundled.kernel.spec
     text = write_header(spec, dtype, winners, cubins, rules=rules, stem=output.stem)
@@ -530,9 +529,9 @@ def write_shipped_header(shipment: Shipment, dtype: str, output: Path) -> tuple[
     except OSError as error:
         raise InputError(f"cannot write {output}: {error.strerror}; name another file") from None
     write_output(output, text)
-    for file, image in images.items():
+    for file, image in beside.items():
         write_output(output.with_name(file), image, follow_link=False)
-    return tuple(sorted(images))
+    return tuple(sorted(beside))
 
 
 def write_header(

@@ -40,8 +40,16 @@ STAGES: Mapping[str, str] = {
     "framework": "framework_time",
 }
 """Kernel Tuner's name for the time of each stage; stages that it lacks count as framework time."""
+_T4_TIMES: Mapping[str, str] = {
+    "compilation": "compile_time",
+    "validation": "verification_time",
+    "benchmark": "benchmark_time",
+    "search_algorithm": "strategy_time",
+    "framework": "framework_time",
+}
+"""The same times by the names under which Kernel Tuner 1.5.0 writes them to T4 results."""
 
-_RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
+RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
 """Names that Kernel Tuner rejects for parameters: ``check_tune_params_list`` in its util.py."""
 
 _WORDS: Mapping[Outcome, tuple[str, str]] = {
@@ -66,7 +74,7 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
     or the file cannot be written.
     """
     names = [parameter.name for parameter in parameters]
-    if taken := sorted(_RESERVED.intersection(names)):
+    if taken := sorted(RESERVED.intersection(names)):
         raise InputError(f"Kernel Tuner reserves the name {taken[0]!r}; rename the parameter to export results")
     head = {
         "device_name": key.gpu_name,
@@ -269,10 +277,9 @@ def read_results(
         problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
         what, writer = _KINDS[kind]
         raise DataError(f"{path} cannot be read as {what}: {problem}; expected {writer}") from None
-    try:
+    device = None
+    with suppress(InputError):
         device = device_profile(document.device_name)
-    except InputError:
-        device = None
     size = document.problem_size
     extents = tuple(size.values()) if isinstance(size, dict) else size if isinstance(size, tuple) else (size,)
     numbers = tuple(one for one in extents if isinstance(one, int))
@@ -331,7 +338,7 @@ def _cache_of_t4(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     for number, result in enumerate(convert(document["results"], tuple[T4Result, ...]), start=1):
         for parameter, value in result.configuration.items():
             values.setdefault(parameter, []).append(value)
-        times = {STAGES[stage]: result.times.get(theirs) for stage, theirs in _TIMES.items()}
+        times = {name: result.times.get(theirs) for theirs, name in _T4_TIMES.items()}
         measured = {str(one.get("name")): one.get("value") for one in result.measurements}
         timed = {"__error__": result.invalidity, "times": result.times.get("runtimes") or (), **times}
         cache[f"result {number}"] = {**measured, **timed, **result.configuration}
@@ -381,14 +388,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 SCHEMA_VERSION = "1.0.0"
 
-_TIMES: Mapping[str, str] = {
-    "compile": "compilation",
-    "verify": "validation",
-    "measure": "benchmark",
-    "search": "search_algorithm",
-    "framework": "framework",
-}
-"""Names under which Kernel Tuner 1.5.0 writes the time of each stage; those that it lacks count as framework time."""
 _TERMS = {"InvalidConfig": "constraints", "CompilationFailedConfig": "compile"}
 """Terms of the T4 schema for Kernel Tuner's error marks, ``runtime`` for all others."""
 _UNITS = {"spill_bytes": "B", "static_smem_bytes": "B"}
@@ -406,7 +405,7 @@ def t4_results(
     for result in results:
         mark = result.get("__error__", "correct")
         invalidity = mark if mark in ("correct", *_INVALID) else _TERMS.get(mark, "runtime")
-        times = {name: result.get(STAGES[stage], 0.0) for stage, name in _TIMES.items()}
+        times = {theirs: result.get(name, 0.0) for theirs, name in _T4_TIMES.items()}
         entry = {
             "timestamp": result.get("timestamp", ""),
             "configuration": {name: result[name] for name in names if name in result},

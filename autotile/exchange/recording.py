@@ -368,21 +368,17 @@ def _read_header(path: Path, archive: zipfile.ZipFile) -> tuple[RecordingHeader,
         if document.get("format") != _FORMAT:
             raise DataError(f"it is not the header of an {_FORMAT}")
         version = document.get("format_version")
-        if version != FORMAT_VERSION:
-            newer = isinstance(version, int) and version > FORMAT_VERSION
-            remedy = "pip install --upgrade autotile" if newer else "record it again"
-            raise RecordingError(
-                f"the recording {path} has format version {version!r:.40}, expected {FORMAT_VERSION}: {remedy}"
-            )
-        header = decode_json(text, RecordingHeader)
-        for parameter in header.parameters:
-            if len({(type(value), value) for value in parameter.values}) < max(1, len(parameter.values)):
-                raise DataError(f"{parameter.name!r:.80} has no values, or one twice", field="parameters")
-        return header, convert(document.get("labels"), RecordingLabels)
-    except RecordingError:
-        raise
+        if version == FORMAT_VERSION:
+            header = decode_json(text, RecordingHeader)
+            for parameter in header.parameters:
+                if len({(type(value), value) for value in parameter.values}) < max(1, len(parameter.values)):
+                    raise DataError(f"{parameter.name!r:.80} has no values, or one twice", field="parameters")
+            return header, convert(document.get("labels"), RecordingLabels)
     except DataError as error:
         raise _damaged(path, f"its header cannot be used ({error})") from None
+    is_newer = isinstance(version, int) and version > FORMAT_VERSION
+    cure = "pip install --upgrade autotile" if is_newer else "record it again"
+    raise RecordingError(f"the recording {path} has format version {version!r:.40}, expected {FORMAT_VERSION}: {cure}")
 
 
 def _inconsistency(recording: Recording) -> str:

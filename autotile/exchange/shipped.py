@@ -121,7 +121,6 @@ def shipped_models(operation: str, dtype: str) -> Iterator[tuple[OperationModel,
 
 
 def _has_same_sms(name: str, device: DeviceProperties) -> bool:
-    """Return True if a GPU that has a profile has as many SMs of the same kind as a device."""
     with suppress(InputError):
         other = device_profile(name)
         kinds = ((one.compute_capability, one.sm_count, one.smem_per_sm_bytes) for one in (other, device))

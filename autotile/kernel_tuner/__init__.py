@@ -5,13 +5,8 @@ See docs/from-kernel-tuner.md for what each argument does here.
 
 from typing import Any
 
-from autotile.kernel_tuner import accuracy as accuracy
-from autotile.kernel_tuner import observers as observers
-from autotile.kernel_tuner import strategies as strategies
-from autotile.kernel_tuner import util as util
-from autotile.kernel_tuner.interface import run_kernel as run_kernel
-from autotile.kernel_tuner.interface import tune_cache as tune_cache
-from autotile.kernel_tuner.interface import tune_kernel as tune_kernel
+from autotile.kernel_tuner import accuracy, observers, strategies, util
+from autotile.kernel_tuner.interface import run_kernel, tune_cache, tune_kernel
 from autotile.kernel_tuner.strategies import installed_module
 
 __all__ = ["accuracy", "observers", "run_kernel", "strategies", "tune_cache", "tune_kernel", "util"]

@@ -29,7 +29,7 @@ from autotile.kernel.python_kernel import names_read
 from autotile.kernel.spec import Parameter
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
-from autotile.kernel_tuner.parameters import ParameterCodec, Params, check_restrictions
+from autotile.kernel_tuner.parameters import ParameterCodec, Params, parse_restrictions
 from autotile.kernel_tuner.strategies import Strategy, StrategyChoice, TuneRunner, choose_strategy, installed_module
 from autotile.kernel_tuner.translation import ScriptKernel, block_names, checked_device, host_array, run_once
 from autotile.kernel_tuner.util import (
@@ -342,10 +342,7 @@ def _selected(argument: Any, params: Params) -> Any:
 
 
 def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, Sequence[Any] | None]]:
-    """Yield the kernel with its arguments and its answer; several times where they depend on parameters.
-
-    Each time, the parameters that they depend on have one value.
-    """
+    """Yield the kernel with its arguments and its answer, for each value of the parameters that these depend on."""
     codec = kernel.codec
     read = set().union(*(_names_of(each, codec) for each in (*kernel.arguments, answer) if _is_tunable(each)))
     names = [name for name in codec.values if name in read]
@@ -360,7 +357,6 @@ def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, S
 
 
 def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
-    """Return the parameters that the choice of an argument depends on."""
     if isinstance(tunable.param_key, str) and tunable.param_key in codec.values:
         inner = [each for each in tunable.values() if _is_tunable(each)]
         return {tunable.param_key}.union(*(_names_of(each, codec) for each in inner))
@@ -515,6 +511,7 @@ class _TuneCall:
         from autotile.search.search import Search
 
         codec = self.codec
+        restrictions = parse_restrictions(described.restrictions, codec.values)
         entries: list[tuple[Config, dict[str, Any]]] = []
         for entry in file.entries.values():
             try:
@@ -522,7 +519,7 @@ class _TuneCall:
             except InputError:
                 continue
             params = codec.decode(encoded)
-            if check_restrictions(described.restrictions, params, codec.values):
+            if all(each.allows(params) for each in restrictions):
                 entries.append((encoded, {**entry, **params}))
         if not entries:
             raise InputError(f"no result in {file.path} has listed values and meets the restrictions")
@@ -617,7 +614,6 @@ class _TuneCall:
                 print(reached)
 
     def _add_cached(self, entry: Mapping[str, Any]) -> ConfigResult:
-        """Add a result that was measured by an earlier call."""
         result = ConfigResult(entry)
         if "__error__" not in result:
             process_metrics(result, self.metrics)

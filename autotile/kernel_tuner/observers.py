@@ -58,9 +58,7 @@ class BenchmarkObserver(ABC):
 
 
 # Of each launch, of power during many launches, and of one launch before the measurement: here, all are called alike.
-IterationObserver = BenchmarkObserver
-ContinuousObserver = BenchmarkObserver
-PrologueObserver = BenchmarkObserver
+IterationObserver = ContinuousObserver = PrologueObserver = BenchmarkObserver
 
 
 class OutputObserver(BenchmarkObserver):

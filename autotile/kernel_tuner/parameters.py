@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from autotile.core.model import Config, Value, config_text
 from autotile.errors import InputError, SpecError
+from autotile.exchange.kernel_tuner import RESERVED
 from autotile.kernel.expressions import is_c_identifier, parse_expression
 from autotile.kernel.python_kernel import map_rows, names_read
 
@@ -31,7 +32,6 @@ Params = Mapping[str, Any]
 """Values of parameters by name, as the caller listed them."""
 Rows = NDArray[Any]
 
-_FORBIDDEN = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
 _TEXT = re.compile(r"[A-Za-z_]\w{0,63}")
 
 
@@ -47,11 +47,31 @@ class ParameterCodec:
             raise InputError(
                 f"tune_params is {tune_params!r:.80}, expected a dictionary of at least one list of values"
             )
-        self.values = {name: _listed(name, values) for name, values in tune_params.items()}
-        self.declared: dict[str, list[Value]] = {name: _declared(values) for name, values in self.values.items()}
-        self._decoding = {
-            name: dict(zip(self.declared[name], values, strict=True)) for name, values in self.values.items()
-        }
+        self.values: dict[str, list[Any]] = {}
+        self.declared: dict[str, list[Value]] = {}
+        self._decoding: dict[str, dict[Value, Any]] = {}
+        for name, given in tune_params.items():
+            if name in RESERVED or not isinstance(name, str) or not is_c_identifier(name):
+                raise InputError(
+                    f"a parameter cannot be named {name!r}; expected a C identifier, and none of Kernel Tuner's own"
+                )
+            if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+                raise InputError(f"tune_params[{name!r}] is {given!r:.80}, expected a list of values")
+            values: list[Any] = []
+            for value in given:
+                if _position(values, value) is None:
+                    values.append(value.item() if isinstance(value, np.generic) else value)
+            if not values:
+                raise InputError(f"tune_params[{name!r}] is empty; give at least one value")
+            is_whole = all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
+            is_declared = (
+                (is_whole and all(abs(value) < 2**63 for value in values))
+                or all(isinstance(value, bool) for value in values)
+                or all(isinstance(value, str) and _TEXT.fullmatch(value) for value in values)
+            )
+            self.values[name] = values
+            self.declared[name] = list(values if is_declared else range(len(values)))
+            self._decoding[name] = dict(zip(self.declared[name], values, strict=True))
         self.is_plain = {name: self.declared[name] == values for name, values in self.values.items()}
 
     def decode(self, config: Mapping[str, Any]) -> Params:
@@ -82,7 +102,6 @@ class ParameterCodec:
         return ",".join(str(params[name]) for name in self.values)
 
     def __len__(self) -> int:
-        """Return the number of combinations."""
         return math.prod(len(values) for values in self.values.values())
 
 
@@ -101,22 +120,6 @@ class _Decoded(Mapping[str, Any]):
         return len(self._decoding)
 
 
-def _listed(name: str, values: Any) -> list[Any]:
-    if name in _FORBIDDEN or not isinstance(name, str) or not is_c_identifier(name):
-        raise InputError(
-            f"a parameter cannot be named {name!r}; expected a C identifier, and none of Kernel Tuner's own"
-        )
-    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise InputError(f"tune_params[{name!r}] is {values!r:.80}, expected a list of values")
-    found: list[Any] = []
-    for value in values:
-        if _position(found, value) is None:
-            found.append(value.item() if isinstance(value, np.generic) else value)
-    if not found:
-        raise InputError(f"tune_params[{name!r}] is empty; give at least one value")
-    return found
-
-
 def _position(values: Sequence[Any], value: Any) -> int | None:
     """Return the index of a value; True is not 1 here, and 1.0 is not 1, but a list is the tuple of its items."""
     plain = value.item() if isinstance(value, np.generic) else value
@@ -125,32 +128,14 @@ def _position(values: Sequence[Any], value: Any) -> int | None:
     return next((i for i, each in enumerate(values) if type(each) is type(plain) and each == plain), None)
 
 
-def _declared(values: list[Any]) -> list[Value]:
-    is_whole = all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
-    if (
-        (is_whole and all(abs(value) < 2**63 for value in values))
-        or all(isinstance(value, bool) for value in values)
-        or all(isinstance(value, str) and _TEXT.fullmatch(value) for value in values)
-    ):
-        return list(values)
-    return list(range(len(values)))
-
-
 _MAX_CHARACTERS = 10_000
 _MAX_POWER_BITS = 4096
 """Size of a whole number that ``**`` or ``<<`` may give."""
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.RShift: operator.rshift,
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.RShift: operator.rshift},
+    **{ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor},
 }
 _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.USub: operator.neg,
@@ -159,16 +144,10 @@ _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Invert: operator.invert,
 }
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not},
+    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
     ast.In: lambda value, among: value in among,
     ast.NotIn: lambda value, among: value not in among,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
 }
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("ceil", "floor", "sqrt", "log", "log2", "log10", "exp", "pow", "gcd")},
@@ -354,21 +333,16 @@ _ALL_NAMES_BELOW = 20_000
 
 
 def restriction_rules(restrictions: Any, codec: ParameterCodec) -> dict[str, Callable[..., Any]]:
-    """Return restrictions as functions of columns of the parameters that autotile declares, by the name of a rule.
-
-    They are None, a text, a function, a constraint of python-constraint, or a list of these and of tuples of one of
-    them with the names of its parameters; anything else is an `InputError`.
-    """
-    parsed = _restrictions(restrictions, codec.values)
+    """Return restrictions as functions of columns of the parameters that autotile declares, by the name of a rule."""
+    parsed = parse_restrictions(restrictions, codec.values)
     return {f"restriction_{number}": _rule(each, codec) for number, each in enumerate(parsed, start=1)}
 
 
-def check_restrictions(restrictions: Any, params: Params, values: Mapping[str, Sequence[Any]]) -> bool:
-    """Test all restrictions on a configuration; forms and errors as for `restriction_rules`."""
-    return all(each.allows(params) for each in _restrictions(restrictions, values))
+def parse_restrictions(given: Any, values: Mapping[str, Sequence[Any]]) -> list[Restriction]:
+    """Return restrictions: None, a text, a function, a constraint of python-constraint, or a list.
 
-
-def _restrictions(given: Any, values: Mapping[str, Sequence[Any]]) -> list[Restriction]:
+    A list is of these and of tuples of one of them with the names of its parameters; all else is an `InputError`.
+    """
     listed = given if isinstance(given, list) else [] if given is None else [given]
     return [_restriction(each, values) for each in listed]
 

@@ -31,7 +31,7 @@ from autotile.errors import InputError, SpecError, type_text
 from autotile.kernel.expressions import is_c_identifier, python_source
 from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import resolve_problem
+from autotile.kernel.problem import MAX_SIZE, resolve_problem
 from autotile.kernel.python_kernel import as_array
 from autotile.kernel.sources import OwnSources, global_functions, read_bytes, sources_with_options
 from autotile.kernel.spec import ConfigFunction, computed_values
@@ -70,7 +70,6 @@ _DEFAULT_BLOCK = (256, 1, 1)
 """Threads of a block along each axis where no parameter states them."""
 _RELATIVE_TOLERANCE = 1e-5
 """Relative tolerance of `numpy.allclose`, by which Kernel Tuner compares."""
-_MAX_SIZE = 2**31 - 1
 _SAMPLES = 64
 """Configurations by whose source and launch a kernel is told from another one of the same name."""
 
@@ -111,7 +110,6 @@ class ScriptKernel:
 
     @property
     def _first(self) -> Any:
-        """The source that has the kernel."""
         return self.given[0] if isinstance(self.given, list | tuple) and self.given else self.given
 
     @property
@@ -239,7 +237,7 @@ class ScriptKernel:
         sizes = {  # extents that are plain numbers, which are part of the key of results
             f"problem_{axis}" if axis in codec.values else axis: int(extent)
             for axis, extent in zip("xyz", extents, strict=False)
-            if isinstance(extent, int | np.integer) and 1 <= extent <= _MAX_SIZE
+            if isinstance(extent, int | np.integer) and 1 <= extent <= MAX_SIZE
         } or {"problem_x": 1}
         block = []
         for axis, (parameter, default) in enumerate(zip(self.block_names, _DEFAULT_BLOCK, strict=True)):

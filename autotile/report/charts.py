@@ -93,10 +93,9 @@ _FAR = 1.5
 
 def finals_chart(study: StudyData) -> Chart:
     """Return the finalists' times with their intervals, beside the winner's."""
-    finals, title = study.finals, "Times with 95 % intervals"
-    if finals is None:
+    ranked, title = study.finals, "Times with 95 % intervals"
+    if not ranked:
         return Chart("finals", title, None, "No finals were held, so that times are those of the search.")
-    ranked = finals.ranked
     _, low, high = ranked[0].times_us
     default = next((one for one in ranked if one.is_default), None)
     others = [one.times_us for one in ranked if not one.is_default]
@@ -163,11 +162,10 @@ def finalist_label(one: Finalist) -> str:
 
 def best_trials(study: StudyData) -> list[Trial]:
     """Return a dozen trials: the finalists, followed by the best others of the search."""
-    ranked = [one.trial for one in study.finals.ranked] if study.finals is not None else []
-    refused = {config_key(trial.config) for trial in study.finals.refused} if study.finals is not None else set()
+    refused = {config_key(trial.config) for trial in study.refused}
     timed = [one.trial for one in study.newest if one.trial.outcome is Outcome.OK and one.trial.cost is not None]
     found: dict[str, Trial] = {}
-    for trial in [*ranked, *sorted(timed, key=lambda trial: trial.cost or 0.0)]:
+    for trial in [*(one.trial for one in study.finals), *sorted(timed, key=lambda trial: trial.cost or 0.0)]:
         found.setdefault(config_key(trial.config), trial)
     return [trial for key, trial in found.items() if key not in refused][:_BEST_COUNT]
 
@@ -396,7 +394,7 @@ def importance_chart(study: StudyData, effects: Effects | None = None) -> Chart:
         [100 * one.share for one in shown],
         x={"title": "share of the variance of log(time), %", "range": [0, 1.25 * top]},
         color=[ACCENT if one.matters else FAINT for one in shown],
-        text=[f"{100 * one.share:.0f} %" if one.matters else "no effect seen" for one in shown],
+        text=[percent_text(one.share, 0) if one.matters else "no effect seen" for one in shown],
         hover=[
             hover_text(one.parameter, f"{percent_text(one.share)}, of which {percent_text(one.alone)} alone")
             for one in shown

@@ -20,25 +20,9 @@ from typing import Any, TypeGuard
 from autotile.core.argument_types import checked
 from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
 from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of_times
-from autotile.core.text import (
-    NOTHING,
-    RIGHT,
-    Facts,
-    Part,
-    Result,
-    ResultTable,
-    percent_text,
-    plural,
-    time_text,
-)
+from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, percent_text, plural, time_text
 from autotile.database.database import Database, StoredBest, open_existing
-from autotile.database.keys import (
-    STUDY_HEADINGS,
-    TuningKey,
-    key_differences,
-    study_columns,
-    versioned_document,
-)
+from autotile.database.keys import STUDY_HEADINGS, TuningKey, key_differences, study_columns, versioned_document
 from autotile.report.page import Markup, Page, number, static_table, tag, words
 from autotile.report.theme import (
     ACCENT,
@@ -55,9 +39,7 @@ from autotile.report.theme import (
 )
 
 _MIN_SAMPLES = 6
-"""Fewest samples whose median has a 95 % interval, see `median_interval`."""
-_MIN_COMMON = 6
-"""Fewest configurations whose median ratio is stated, for the same reason."""
+"""Fewest samples, or ratios of configurations, whose median has a 95 % interval, see `median_interval`."""
 
 _FAILS = "no configuration works in the other"
 _SUBJECT = ("kernel", "dtype", "sizes", "l2_mode")
@@ -526,7 +508,7 @@ def _compared(
         ratio=ratio(b.trial),
         same_config=key_a == key_b,
         retimed=ratio(newest_b.get(key_a)),
-        common=median_interval(shared) if len(shared) >= _MIN_COMMON else None,
+        common=median_interval(shared) if len(shared) >= _MIN_SAMPLES else None,
         common_count=len(shared),
         repeat_spread=spread,
         clock_ratio=clock,

@@ -32,8 +32,8 @@ from autotile.core.text import duration_text, outcomes_text, sizes_text, time_te
 from autotile.core.timeline import MIN_PACE_STEPS, Pace
 from autotile.database.database import (
     Database,
-    StoredRun,
     StoredStudy,
+    StoredTrial,
     database_location,
     location_text,
     parsed_rows,
@@ -46,7 +46,7 @@ from autotile.errors import AutotileError, DataError, DataWarning, InputError, T
 from autotile.kernel.library import load_kernel
 from autotile.report.charts import study_charts
 from autotile.report.page import asset, plotly_script
-from autotile.report.study import RunSettings, StudyData, StudyReader, lenient
+from autotile.report.study import RunSettings, StudyData, lenient, read_study
 from autotile.report.theme import DARK, LIGHT, load_plotly, with_units
 
 if TYPE_CHECKING:
@@ -158,9 +158,10 @@ class DatabaseFollower:
         self._database: Database | None = None
         self._opened = 0
         self._studies: dict[int, StoredStudy] = {}
-        self._readers: dict[int, StudyReader] = {}
-        self._wanted: set[str] = set()
+        self._stored: dict[int, tuple[StoredTrial, ...]] = {}
+        """Trials of the studies that are drawn, each of which is read once."""
         self._drawings: dict[str, SessionDrawing] = {}
+        """Those that were asked for, by the names of their sessions."""
         self._view: tuple[str, tuple[LiveSession, ...]] = ("has not been read yet", ())
         self._reading_since: float | None = None
         self._asked_at = 0.0
@@ -196,7 +197,6 @@ class DatabaseFollower:
         """Return the drawing of a session, and read its trials from now on; None if there is no such session."""
         if not any(session.name == name for session in self._view[1]):
             return None
-        self._wanted.add(name)
         self._ask()
         return self._drawings.setdefault(name, SessionDrawing())
 
@@ -232,7 +232,7 @@ class DatabaseFollower:
                 self._database.close()
         self._database = None
         self._studies.clear()
-        self._readers.clear()
+        self._stored.clear()
 
     def _read(self) -> tuple[str, tuple[LiveSession, ...]]:
         if self._database is not None:
@@ -247,15 +247,15 @@ class DatabaseFollower:
             sessions = self._sessions(connection)
         # The trials and charts of sessions that are no longer listed are freed.
         names, ids = {session.name for session in sessions}, {session.study.study_id for session in sessions}
-        self._wanted &= names
-        self._drawings = {name: drawing for name, drawing in self._drawings.items() if name in names}
-        self._readers = {study_id: reader for study_id, reader in self._readers.items() if study_id in ids}
+        for name in {*self._drawings} - names:
+            del self._drawings[name]
+        self._stored = {study_id: trials for study_id, trials in self._stored.items() if study_id in ids}
         for session in sessions:
-            if session.name in self._wanted:
-                drawing = self._drawings.setdefault(session.name, SessionDrawing())
-                if drawing.stored_version != session.version:
-                    reader = self._readers.setdefault(session.study.study_id, StudyReader(database, session.study))
-                    drawing.study, drawing.stored_version = reader.read(), session.version
+            drawing = self._drawings.get(session.name)
+            if drawing is not None and drawing.stored_version != session.version:
+                drawing.study = read_study(database, session.study, self._stored.get(session.study.study_id, ()))
+                self._stored[session.study.study_id] = drawing.study.stored
+                drawing.stored_version = session.version
         nothing = "holds no session of these kernels yet" if self._kernels else "is empty yet"
         return "" if sessions else nothing, sessions
 
@@ -284,31 +284,24 @@ class DatabaseFollower:
                 with suppress(DataError):  # a row that does not match its schema
                     sessions.append(convert(stated, LiveSession))
         running = {one.id: one for one in sessions if one.ended_at is None}
-        if running:
-            for run in parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(list(running))), stored_run):
-                _add_progress(connection, run, running[run.run_id])
+        for run in parsed_rows(connection, select(RUNS).where(RUNS.c.id.in_(list(running))), stored_run):
+            session, settings = running[run.run_id], lenient(run.settings, RunSettings)
+            if settings.trial_target is None and settings.budget_s is None:
+                continue  # how far its search is cannot be told
+            session.target, session.budget_s = settings.trial_target, settings.budget_s
+            if session.target is not None and (valid := run.gates.get("limits")) is not None:
+                session.target = min(session.target, valid)
+            searched = TRIALS.c.run_id == session.id if settings.fresh else TRIALS.c.study_id == run.study_id
+            counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
+            session.tried = int(connection.execute(counted).scalar_one())
+            own = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.id, TRIALS.c.phase == "search")
+            moments = connection.execute(own.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
+            pace = Pace()
+            with suppress(DataError):
+                for moment in sorted(convert(list(moments), list[Moment])):
+                    pace.add((moment - session.started_at).total_seconds())
+            session.pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
         return tuple(sessions)
-
-
-def _add_progress(connection: Connection, run: StoredRun, session: LiveSession) -> None:
-    """Let a running session state how far its search is, unless no limit of it is known."""
-    settings = lenient(run.settings, RunSettings)
-    if settings.trial_target is None and settings.budget_s is None:
-        return
-    target, valid = settings.trial_target, run.gates.get("limits")
-    if target is not None and valid is not None:
-        target = min(target, valid)
-    searched = TRIALS.c.run_id == session.id if settings.fresh else TRIALS.c.study_id == session.study.study_id
-    counted = select(func.count(TRIALS.c.config_key.distinct())).where(searched, TRIALS.c.phase == "search")
-    session.tried = int(connection.execute(counted).scalar_one())
-    session.target, session.budget_s = target, settings.budget_s
-    newest = select(TRIALS.c.created_at).where(TRIALS.c.run_id == session.id, TRIALS.c.phase == "search")
-    moments = connection.execute(newest.order_by(TRIALS.c.id.desc()).limit(_PACED)).scalars()
-    pace = Pace()
-    with suppress(DataError):
-        for moment in sorted(convert(list(moments), list[Moment])):
-            pace.add((moment - session.started_at).total_seconds())
-    session.pace_s = pace.mean_s if len(pace) >= MIN_PACE_STEPS - 1 else None
 
 
 _numbers = count(1)
@@ -358,16 +351,16 @@ class SessionDrawing:
             text = msgspec.json.encode({"texts": words, "figure": msgspec.Raw(figure)})
             is_same = chart.name in known and known[chart.name][1] == text
             self._charts[chart.name] = known[chart.name] if is_same else (self._number, text)
-        numbered = list(enumerate((*study.trials, *study.final_trials), start=1))
-        latest = [  # the last one first
+        places = {one.trial_id: place for place, one in enumerate(study.trials, start=1)}  # as the charts state them
+        latest = [
             (
-                f"{number:,}" + (" finals" if one.phase == "final" else ""),
+                "finals" if one.phase == "final" else f"{places[one.trial_id]:,}",
                 str(one.trial.outcome),
                 with_units(time_text(one.trial.time_us, one.trial.source)),
                 config_text(one.trial.config),
                 one.trial.reason.partition("\n")[0],
             )
-            for number, one in reversed(numbered[-_LATEST:])
+            for one in reversed(study.stored[-_LATEST:])
         ]
         described = {"facts": list(_facts(study)), "latest": latest, "order": list(self._charts)}
         self._texts = encode_json(described).encode()

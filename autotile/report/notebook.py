@@ -98,8 +98,7 @@ class StudyPlots:
         from autotile.exchange.column_table import trial_table
 
         study = self.study_data()
-        stored = sorted((*study.trials, *study.final_trials), key=lambda one: one.trial_id)
-        return trial_table((study.key, one) for one in stored).to_pandas()
+        return trial_table((study.key, one) for one in study.stored).to_pandas()
 
     def plot_best_so_far(self, axis: Literal["trials", "seconds"] = "trials", *, dark: bool | None = None) -> go.Figure:
         """Draw the best time so far, over trials or seconds, with the outcome of each trial."""
@@ -168,7 +167,7 @@ def newest_study(database: str, problem: Problem, device: DeviceProperties) -> S
     can be opened again. It is an `InputError` if it cannot, or has no such study any more.
     """
     from autotile.database.database import database_location, location_text, open_existing
-    from autotile.report.study import StudyReader
+    from autotile.report.study import read_study
 
     location: Any = database_location(None) if database == location_text(None) else database
     if location is database and "***" in database:
@@ -181,4 +180,4 @@ def newest_study(database: str, problem: Problem, device: DeviceProperties) -> S
         ]
         if not matching:
             raise InputError(f"{database} has no trials of {problem} on {device.name} any more")
-        return StudyReader(opened, max(matching, key=lambda study: str(study.last_at or ""))).read()
+        return read_study(opened, max(matching, key=lambda study: str(study.last_at or "")))

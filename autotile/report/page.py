@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autotile.core.documents import encode_json
 from autotile.core.text import plain_heading, shown_text
-from autotile.database.paths import atomic_write
+from autotile.database.paths import write_output
 from autotile.errors import InputError
 from autotile.report.theme import DARK, LIGHT, Chart, load_plotly
 from autotile.version import __version__
@@ -227,11 +227,7 @@ def write_page(text: str, path: Path) -> None:
     """Write a page, as a whole or not at all; a file that cannot be written is an `InputError`."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the path of a file, such as {path / 'report.html'}")
-    try:
-        with atomic_write(path) as stream:
-            stream.write(text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; give another path with -o") from None
+    write_output(path, text.encode("utf-8", "replace"))
 
 
 def _data(name: str, document: str) -> Markup:

@@ -13,7 +13,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem, Trial
 from autotile.core.statistics import Interval, ratio_of_times
 from autotile.core.text import NOTHING, plural, sizes_text, source_text, time_text
-from autotile.database.database import CONTEST, Database, StoredBest, StudySummary, rows_of_kernel
+from autotile.database.database import CONTEST, Database, StudySummary, rows_of_kernel
 from autotile.database.keys import TuningKey, study_columns
 from autotile.database.winners import StoredRule
 from autotile.errors import EmptySpaceError, InputError, ProblemError
@@ -21,7 +21,7 @@ from autotile.kernel.library import KernelName
 from autotile.kernel.operation import Member, Operation
 from autotile.kernel.problem import Workrate, resolve_problem, unsupported_reason
 from autotile.report.notebook import PageContent
-from autotile.report.study import StudyData, StudyReader, cost_ratio
+from autotile.report.study import StudyData, cost_ratio, read_study
 from autotile.space.search_space import feasible_space
 
 _MAX_STUDIES = 100
@@ -83,7 +83,6 @@ class ReportData:
     others: tuple[StudySummary, ...] = ()
     families: tuple[StoredRule, ...] = ()
     operations: tuple[OperationData, ...] = ()
-    notices: tuple[str, ...] = ()
     path: str = ""
     """Path by which the user named the kernel or operation; empty for a name."""
 
@@ -133,7 +132,6 @@ def read_report(
 
 
 def _operation_report(database: Database, operation: Operation, wanted: PageContent) -> ReportData:
-    """Read what a page shows of an operation: its problems, and the studies of its kernels for them."""
     listed = [study for study in database.studies() if _matches(study, wanted._replace(sizes={}))]
     tried: dict[int, StudySummary] = {}
     found: list[OperationData] = []
@@ -169,8 +167,7 @@ def _report(
             kept.add(study.study_id)
             room -= study.trials
     others = tuple(study for study in tried if study.study_id not in kept)
-    notices = (f"{plural(len(others), 'older study is', 'older studies are')} listed without charts",) if others else ()
-    studies = tuple(StudyReader(database, study).read() for study in tried if study.study_id in kept)
+    studies = tuple(read_study(database, study) for study in tried if study.study_id in kept)
     return ReportData(
         title=study_title(studies[0].key) if len(studies) == 1 and not others and not operations else title,
         location=database.location,
@@ -179,7 +176,6 @@ def _report(
         others=others,
         families=families,
         operations=operations,
-        notices=notices,
     )
 
 
@@ -266,7 +262,13 @@ def _operation_data(
         if work is not None and best.winner.device is not None and best.trial.time_us is not None:
             own = resolve_problem(work[0].spec, wanted[work[0].name], problem.dtype)
             rate = Workrate.of(work[0].spec, own, work[1].trial.config).text(best.trial.time_us, best.winner.device)
-        name, ratio = study.key.kernel.removeprefix(f"{operation.name}:"), _ratio(timed[0][1], best)
+        fastest, ratio = timed[0][1], None  # in pairs of the race in which both took part
+        first, second = fastest.trial.measurement, best.trial.measurement
+        if fastest.run.sampler == best.run.sampler == CONTEST:
+            ratio = cost_ratio(fastest.trial, best.trial)
+        elif first is not None and second is not None and first.low_us > 0.0:
+            ratio = Interval(1.0, 1.0, 1.0) if fastest is best else ratio_of_times(first, second)
+        name = study.key.kernel.removeprefix(f"{operation.name}:")
         contender = ContenderData(
             name, is_library, best.trial, study.study_id, study.trials, study.key.source, ratio, rate
         )
@@ -279,20 +281,7 @@ def _operation_data(
     return data, [study for study, _ in timed if study.key.kernel in kernels]
 
 
-def _ratio(fastest: StoredBest, other: StoredBest) -> Interval | None:
-    """Return the time of a contender over that of the fastest: in pairs of the race in which both took part."""
-    if fastest.run.sampler == other.run.sampler == CONTEST:
-        return cost_ratio(fastest.trial, other.trial)
-    first, second = fastest.trial.measurement, other.trial.measurement
-    if first is None or second is None or first.low_us <= 0.0:
-        return None
-    if fastest is other:
-        return Interval(1.0, 1.0, 1.0)
-    return ratio_of_times(first, second)
-
-
 def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) -> str:
-    """Return why nothing is stored of a kernel: it does not compute the problem, or it was not tuned for it."""
     sizes = member.sizes_for(problem, device)
     if sizes is None:
         by_type = f"it computes {', '.join(member.dtypes)}" if problem.dtype not in member.dtypes else ""

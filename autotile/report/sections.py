@@ -9,15 +9,7 @@ from pathlib import Path
 from autotile.core.documents import encode_json
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Problem, Trial, config_key, config_text
 from autotile.core.statistics import Interval, is_tie
-from autotile.core.text import (
-    NOTHING,
-    duration_text,
-    interval_text,
-    moment_text,
-    percent_text,
-    plural,
-    time_text,
-)
+from autotile.core.text import NOTHING, duration_text, interval_text, moment_text, percent_text, plural, time_text
 from autotile.database.database import open_existing
 from autotile.database.keys import study_columns
 from autotile.errors import InputError
@@ -33,7 +25,7 @@ from autotile.report.charts import (
 from autotile.report.notebook import PageContent
 from autotile.report.page import Content, DataTable, Markup, Page, joined, number, static_table, tag, words, write_page
 from autotile.report.report_data import OperationData, ReportData, read_report, study_title
-from autotile.report.study import StudyData
+from autotile.report.study import RunSummary, StudyData, lenient
 from autotile.report.theme import MICRO_S, measured_text, with_units
 from autotile.settings import user_path
 
@@ -179,7 +171,6 @@ def _facts(facts: Iterable[tuple[str, str | Markup]]) -> Markup:
 
 
 def _serving_of(study: StudyData, heading: str, path: str) -> Markup | None:
-    """Return the line of code that serves the winner of a study; a remark where it is not served."""
     if study.winner is None:
         return None
     if not study.study_id:
@@ -211,15 +202,15 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
     if default is not None:
         measured = measured_text(default) or str(default.outcome).replace("_", " ")
         yield "Default", joined(tag("code", config_text(default.config)), tag("br"), measured)
-    if study.finals is None:
+    if not study.finals:
         yield "Ties", "no finals were held"
     else:
-        ties = [f"#{one.rank}" for one in study.finals.ranked if one.is_tie]
+        ties = [f"#{one.rank}" for one in study.finals if one.is_tie]
         count = plural(len(ties), "configuration ties", "configurations tie")
         yield "Ties", f"{count}: {', '.join(ties)}" if ties else "none"
     bound = study.bound(winner)
     yield "Binding limit", with_units(bound.text) if bound is not None else "unknown: the kernel states no [work]"
-    driver = next((f", driver {run.run.driver}" for run in reversed(study.runs) if run.run.driver), "")
+    driver = next((f", driver {run.driver}" for run in reversed(study.runs) if run.driver), "")
     parts = [
         key.gpu_name,
         f", {device.sm_count} SMs" if device is not None else "",
@@ -241,7 +232,7 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
         found.append(f"{text}, maximum relative error {error:.2g}" if isinstance(error, int | float) else text)
     if extra := len(study.settings.verify_sizes):
         found.append(f"at {plural(extra, 'further problem')} too")
-    if study.finals is not None and key.source == "cuda":
+    if study.finals and key.source == "cuda":
         found.append("repeatedly in the finals, with two sets of inputs")
     if study.settings.sanitize:
         found.append("compute-sanitizer found nothing")
@@ -300,10 +291,9 @@ _END_REASONS = {
 
 
 def _runs(study: StudyData) -> Markup | None:
-    """Return the sessions of a study: when, by what, how long, and why they ended."""
     rows = []
-    for one in study.runs[-_MAX_ROWS:]:
-        run, stopped, took = one.run, one.summary.stopped, "running"
+    for run in study.runs[-_MAX_ROWS:]:
+        stopped, took = lenient(run.summary, RunSummary).stopped, "running"
         if run.ended_at is not None:
             took = duration_text(max((run.ended_at - run.started_at).total_seconds(), 0.0))
         row = (
@@ -345,12 +335,12 @@ def _overview(page: Page, data: ReportData) -> Markup:
     rooflines = [roofline_chart(group) for group in groups.values() if len(group) > 1]
     drawn = [chart for chart in rooflines if chart.figure is not None]
     charts = [page.chart(chart, f"r{place}-") for place, chart in enumerate(drawn, start=1)]
-    notes = [tag("p", notice, class_="note") for notice in data.notices]
-    return page.section("overview", "Tuned problems", table, notes, charts, link="Problems")
+    older = f"{plural(len(data.others), 'older study is', 'older studies are')} listed without charts"
+    note = tag("p", older, class_="note") if data.others else None
+    return page.section("overview", "Tuned problems", table, note, charts, link="Problems")
 
 
 def _operation(page: Page, place: int, operation: OperationData, data: ReportData) -> Markup:
-    """Return the answer for a problem of an operation: what won and by how much, the race, and the line to serve it."""
     alone = len(data.operations) == 1
     heading, link = ("The answer", "Answer") if alone else (operation.title, f"{operation.problem.kernel} {place}")
     winner, *others = operation.contenders

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -98,30 +98,19 @@ class RunSettings(msgspec.Struct, frozen=True):
     fresh: bool = False
 
 
-def lenient(value: Mapping[str, Any], schema: Callable[..., Any]) -> Any:
-    """Parse a stored document field by field; a field that does not match its schema has its default."""
+Schema = TypeVar("Schema", RunSummary, RunSettings)
+
+
+def lenient(value: Mapping[str, Any], schema: type[Schema]) -> Schema:
+    """Parse the settings or the summary of a run field by field; one that does not match its schema has its default."""
     found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(schema):  # type: ignore[arg-type]
+    for field in msgspec.structs.fields(schema):
         if field.name in value:
             try:
                 found[field.name] = convert(value[field.name], field.type)
             except DataError:
                 continue
     return schema(**found)
-
-
-@dataclass(frozen=True, slots=True)
-class RunData:
-    """One run of a study, with the checked parts of its settings and its summary."""
-
-    run: StoredRun
-    settings: RunSettings
-    summary: RunSummary
-
-    @classmethod
-    def of(cls, run: StoredRun) -> RunData:
-        """Return a run with the parts of its settings and its summary that match their schemas."""
-        return cls(run, lenient(run.settings, RunSettings), lenient(run.summary, RunSummary))
 
 
 class Finalist(NamedTuple):
@@ -145,37 +134,33 @@ class Finalist(NamedTuple):
         return measured.time_us, measured.low_us, measured.high_us
 
 
-class FinalsData(NamedTuple):
-    """Finals of one run: finalists by rank, those that failed the checks, and the speed-up over the default."""
-
-    ranked: tuple[Finalist, ...]
-    refused: tuple[Trial, ...]
-    speedup: Interval | None
-
-
 @dataclass(frozen=True)
 class StudyData:
-    """One study as a report shows it: its runs, the trials of the search, and those of finals and verifications.
+    """One study as a report shows it: its runs and its trials, oldest first.
 
-    All are oldest first. An imported result may not state its device, and a recording has the id 0.
+    An imported result may not state its device, and a recording has the id 0.
     """
 
     key: TuningKey
     device: DeviceProperties | None
     location: str
-    runs: tuple[RunData, ...]
-    trials: tuple[StoredTrial, ...]
-    final_trials: tuple[StoredTrial, ...]
+    runs: tuple[StoredRun, ...]
+    stored: tuple[StoredTrial, ...]
     ceilings: DeviceCeilings | None = None
     """Those that were measured on such a GPU."""
     study_id: int = 0
     valid: int = 0
     """Number of valid configurations, if no run states it; 0 if unknown."""
 
-    def with_trials(self, stored: Sequence[StoredTrial]) -> StudyData:
-        """Return the study with trials of all phases; finals are all that `autotile db clean` leaves of some."""
-        searched, finals = (tuple(one for one in stored if one.phase == phase) for phase in ("search", "final"))
-        return replace(self, trials=searched or finals, final_trials=finals)
+    @cached_property
+    def trials(self) -> tuple[StoredTrial, ...]:
+        """Trials of the search; those of finals where `autotile db clean` left nothing else."""
+        return tuple(one for one in self.stored if one.phase == "search") or self.stored
+
+    @cached_property
+    def final_trials(self) -> tuple[StoredTrial, ...]:
+        """Trials of finals and verifications."""
+        return tuple(one for one in self.stored if one.phase == "final")
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -190,20 +175,20 @@ class StudyData:
     @property
     def is_running(self) -> bool:
         """Whether the newest run has not ended; a killed one never does."""
-        return bool(self.runs) and self.runs[-1].run.ended_at is None
+        return bool(self.runs) and self.runs[-1].ended_at is None
 
     @cached_property
     def summary(self) -> RunSummary:
         """Summary of the newest run that has one."""
-        return next((run.summary for run in reversed(self.runs) if run.run.summary), RunSummary())
+        return lenient(next((run.summary for run in reversed(self.runs) if run.summary), {}), RunSummary)
 
     @cached_property
     def settings(self) -> RunSettings:
         """Settings of the newest run with trials of a search, or else of the newest run."""
         searched = {one.run_id for one in self.trials}
         runs = [*reversed(self.runs)]
-        found = next((run for run in runs if run.run.run_id in searched), runs[0] if runs else None)
-        return found.settings if found is not None else RunSettings()
+        found = next((run for run in runs if run.run_id in searched), runs[0] if runs else None)
+        return lenient(found.settings if found is not None else {}, RunSettings)
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -218,34 +203,40 @@ class StudyData:
         return float(value) if trial.measurement is not None and isinstance(value, int | float) else None
 
     @cached_property
-    def finals(self) -> FinalsData | None:
-        """Finals of the newest run that held them; None without finals."""
-        ranked = [one for one in self.final_trials if one.rank is not None and one.trial.measurement is not None]
-        sizes = Counter(one.run_id for one in ranked)  # a contest of kernels has one finalist of each
-        if not ranked:
-            return None
-        run_id = next((one.run_id for one in reversed(ranked) if sizes[one.run_id] > 1), ranked[-1].run_id)
-        last = sorted((one for one in ranked if one.run_id == run_id), key=lambda one: one.rank or 0)
-        refused = tuple(one.trial for one in self.final_trials if one.run_id == run_id and one.is_refusal)
-        summary = next((run.summary for run in self.runs if run.run.run_id == run_id), RunSummary())
+    def _finals_run(self) -> int | None:
+        """Id of the newest run that held finals; None without finals."""
+        runs = [one.run_id for one in self.final_trials if one.rank is not None and one.trial.measurement is not None]
+        sizes = Counter(runs)  # a contest of kernels has one finalist of each
+        return next((run_id for run_id in reversed(runs) if sizes[run_id] > 1), runs[-1] if runs else None)
+
+    @cached_property
+    def _finals_summary(self) -> RunSummary:
+        return lenient(next((run.summary for run in self.runs if run.run_id == self._finals_run), {}), RunSummary)
+
+    @cached_property
+    def finals(self) -> tuple[Finalist, ...]:
+        """Finalists of the newest run that held finals, by rank; none without finals."""
+        held = [one for one in self.final_trials if one.run_id == self._finals_run and one.rank is not None]
+        ranked = [one.trial for one in sorted(held, key=lambda one: one.rank or 0) if one.trial.measurement is not None]
+        keys = [config_key(trial.config) for trial in ranked]
         default = config_key(self.default_config) if self.default_config is not None else ""
-        ties = {config_key(config) for config in summary.ties}
-        finalists = []
-        for place, one in enumerate(last, start=1):
-            key = config_key(one.trial.config)
-            ratio = cost_ratio(last[0].trial, one.trial)
-            finalists.append(Finalist(place, one.trial, ratio, key == default, key in ties))
-        speedup = next((one.ratio for one in finalists if one.is_default), None)
-        if summary.speedup is not None:
-            speedup = Interval(summary.speedup.ratio, *summary.speedup.interval)
-        return FinalsData(tuple(finalists), refused, speedup)
+        ties = {config_key(config) for config in self._finals_summary.ties}
+        return tuple(
+            Finalist(place, trial, cost_ratio(ranked[0], trial), key == default, key in ties)
+            for place, (trial, key) in enumerate(zip(ranked, keys, strict=True), start=1)
+        )
+
+    @cached_property
+    def refused(self) -> tuple[Trial, ...]:
+        """Trials of those that failed the checks of these finals."""
+        return tuple(one.trial for one in self.final_trials if one.run_id == self._finals_run and one.is_refusal)
 
     @cached_property
     def default_config(self) -> Config | None:
         """The default configuration, as a session stored it or the kernel's file states it."""
-        stored = next((run.summary.default for run in reversed(self.runs) if run.summary.default is not None), None)
-        if stored is not None:
-            return stored.config
+        stored = (lenient(run.summary, RunSummary).default for run in reversed(self.runs))
+        if (found := next(filter(None, stored), None)) is not None:
+            return found.config
         return self.kernel.spec.default if self.kernel is not None else None
 
     @cached_property
@@ -254,7 +245,7 @@ class StudyData:
 
         It is what is served, as `autotile.database.engine.BEST` chooses it.
         """
-        ended = {run.run.run_id for run in self.runs if run.run.ended_at is not None}
+        ended = {run.run_id for run in self.runs if run.ended_at is not None}
         first = [one for one in self.final_trials if one.rank == 1 and one.run_id in ended]
         if first:
             return first[-1].trial
@@ -271,7 +262,7 @@ class StudyData:
     @cached_property
     def default(self) -> Trial | None:
         """Trial of the default configuration, with its time in the finals if it took part; None if it did not run."""
-        raced = next((one.trial for one in self.finals.ranked if one.is_default), None) if self.finals else None
+        raced = next((one.trial for one in self.finals if one.is_default), None)
         if raced is not None or self.default_config is None:
             return raced
         wanted = config_key(self.default_config)
@@ -280,14 +271,18 @@ class StudyData:
     @property
     def speedup(self) -> Interval | None:
         """Time of the default over that of the winner, with its interval; None where one is missing."""
-        if self.finals is not None and self.finals.speedup is not None:
-            return self.finals.speedup
+        if (stated := self._finals_summary.speedup) is not None:
+            return Interval(stated.ratio, *stated.interval)
+        raced = next((one.ratio for one in self.finals if one.is_default), None)
+        if raced is not None:
+            return raced
         return cost_ratio(self.winner, self.default) if self.winner is not None and self.default is not None else None
 
     @cached_property
     def gates(self) -> tuple[tuple[str, int], ...]:
         """Number of configurations after each gate, by its label; those before the search only of a session."""
-        stated = next((run.summary.gates or run.run.gates for run in reversed(self.runs) if run.run.gates), {})
+        run = next((run for run in reversed(self.runs) if run.gates), None)
+        stated = lenient(run.summary, RunSummary).gates or run.gates if run is not None else {}
         before = {"combinations": "combinations", "rules": "meet the rules", "limits": "fit the device"}
         counts = [(label, stated[name]) for name, label in before.items() if isinstance(stated.get(name), int)]
         if not counts and self.valid:
@@ -301,8 +296,8 @@ class StudyData:
             counts.append((label, left))
         counts.append(("correct", left - failed.total()))
         counts.append(("timed to the end", sum(trial.outcome is Outcome.OK for trial in trials)))
-        if self.finals is not None:
-            counts.append(("in the finals", len(self.finals.ranked) + len(self.finals.refused)))
+        if self.finals:
+            counts.append(("in the finals", len(self.finals) + len(self.refused)))
         return tuple(counts)
 
     @cached_property
@@ -331,7 +326,7 @@ class StudyData:
     @cached_property
     def elapsed_s(self) -> tuple[float, ...]:
         """Seconds of tuning at the end of each trial; time between runs does not count."""
-        started = {run.run.run_id: run.run.started_at for run in self.runs}
+        started = {run.run_id: run.started_at for run in self.runs}
         offset_s = within_s = 0.0
         current: int | None = None
         found = []
@@ -428,33 +423,23 @@ def cost_ratio(winner: Trial, other: Trial) -> Interval | None:
     return Interval(times.value * scale, times.low * scale, times.high * scale)
 
 
-class StudyReader:
-    """Reads a study again and again, as a session adds trials to it; each trial is read once."""
-
-    def __init__(self, database: Database, study: StudySummary | StoredStudy) -> None:
-        self._database = database
-        self._study = study
-        self._trials: list[StoredTrial] = []
-
-    def read(self) -> StudyData:
-        """Return the study with all trials that are stored now."""
-        study = study_without_trials(self._database, self._study)
-        last = max((one.trial_id for one in self._trials), default=0)
-        newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > last)
-        with self._database.reading() as connection:
-            self._trials += parsed_rows(connection, newer.order_by(TRIALS.c.id), stored_trial)
-        return study.with_trials(self._trials)
+def read_study(database: Database, study: StudySummary | StoredStudy, known: Sequence[StoredTrial] = ()) -> StudyData:
+    """Return a study with all trials that are stored now, of which the ``known`` ones, oldest first, are not read."""
+    last = known[-1].trial_id if known else 0
+    newer = select(TRIALS).where(TRIALS.c.study_id == study.study_id, TRIALS.c.id > last).order_by(TRIALS.c.id)
+    with database.reading() as connection:
+        trials = [*known, *parsed_rows(connection, newer, stored_trial)]
+    return study_with(database, study, trials)
 
 
-def study_without_trials(database: Database, study: StudySummary | StoredStudy) -> StudyData:
-    """Return a study without its trials: its device, its runs and the newest ceilings of such a GPU."""
+def study_with(database: Database, study: StudySummary | StoredStudy, trials: Iterable[StoredTrial]) -> StudyData:
+    """Return a study with some trials: its device, its runs and the newest ceilings of such a GPU."""
     return StudyData(
         key=study.key,
         device=study.device,
         location=database.location,
-        runs=tuple(map(RunData.of, database.runs(study.study_id))),
-        trials=(),
-        final_trials=(),
+        runs=tuple(database.runs(study.study_id)),
+        stored=tuple(trials),
         ceilings=next(iter(read_ceilings(database, study.key.gpu_name)), None),
         study_id=study.study_id,
     )
@@ -467,7 +452,7 @@ def study_of_recording(recording: Recording, location: str) -> StudyData:
         StoredTrial(row + 1, 0, 0, "search", None, header.created_at, recording.trial(row))
         for row in range(len(recording))
     )
-    return StudyData(header.key, header.device, location, (), trials, (), valid=header.valid_configs)
+    return StudyData(header.key, header.device, location, (), trials, valid=header.valid_configs)
 
 
 _EXAMPLES = 3

@@ -45,18 +45,11 @@ _LIMITS = ("threads", "registers", "shared_memory", "blocks")
 """Limits of the occupancy, in the order of the bits of the column ``limited_by``."""
 _OUTCOMES = tuple(Outcome)
 _MISSING = -1
-_HEADINGS = {
-    "registers": "registers_per_thread",
-    "spill_store_bytes": "spill_store_bytes",
-    "spill_load_bytes": "spill_load_bytes",
-    "stack_bytes": "stack_bytes",
-    "static_smem_bytes": "static_smem_bytes",
-    "dynamic_smem_bytes": "dynamic_smem_bytes",
-    "threads": "threads_per_block",
-    "blocks": "blocks",
-    "blocks_per_sm": "blocks_per_sm",
-    "warps_per_sm": "warps_per_sm",
-}
+_NAMES = (
+    *("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes", "dynamic_smem_bytes"),
+    *("threads", "blocks", "blocks_per_sm", "warps_per_sm"),
+)
+_HEADINGS = {name: name for name in _NAMES} | {"registers": "registers_per_thread", "threads": "threads_per_block"}
 """Heading of each column of whole numbers in `Survey.table`."""
 _COLUMNS = ("outcome", "failure", *_HEADINGS, "limited_by")
 """Whole numbers that are kept of each configuration; `_MISSING` for what is not known."""
@@ -191,8 +184,6 @@ class Survey(Result):
 
     def ranges(self) -> list[tuple[str, str, float, float, float]]:
         """Return each quantity of the configurations that compiled: name, unit, least, median and greatest."""
-        if not self.is_compiled.any():
-            return []
         quantities: list[tuple[str, str, Figures]] = [
             ("registers", "a thread", self._known("registers")),
             ("register spills", "B", self.spill_bytes),
@@ -261,7 +252,6 @@ class Survey(Result):
         return f"{self.problem} on {device_text(self.device)}"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return the counts of configurations and the time that they took, as pairs of a label and its text."""
         part = "" if self.planned == len(self.space) else f", a sample of {self.planned:,}"
         compiled, usable = int(self.is_compiled.sum()), int(self.is_usable.sum())
         tried = "" if compiled == len(self) else f", {len(self):,} tried"

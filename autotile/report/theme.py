@@ -264,13 +264,8 @@ def measured_text(trial: Trial) -> str:
     return source_text(text, trial.source)
 
 
-def themed(made: go.Figure, *, dark: bool) -> go.Figure:
-    """Return a figure in the dark theme, or the figure itself.
-
-    Every colour is one of `LIGHT`, and is replaced by that of the same role.
-    """
-    if not dark:
-        return made
+def themed(made: go.Figure) -> go.Figure:
+    """Return a figure in the dark theme: every colour is one of `LIGHT`, and is replaced by that of the same role."""
     colours = {LIGHT[role]: DARK[role] for role in LIGHT}
 
     def exchanged(value: Any) -> Any:
@@ -296,7 +291,7 @@ def figure_of(chart: Chart, *, dark: bool | None = None) -> go.Figure:
         import plotly.io
 
         dark = "dark" in str(plotly.io.templates.default or "")
-    made = themed(chart.figure, dark=dark)
+    made = themed(chart.figure) if dark else chart.figure
     margin = (made.layout.margin.t or 0) + _TITLE_PX
     height = made.layout.height + _TITLE_PX if made.layout.height else None
     title = {"text": label(chart.title, 200), "x": 0, "xanchor": "left", "xref": "container", "pad": {"l": 12}}

@@ -353,7 +353,6 @@ class GaussianProcess:
 
 
 def _padded(array: NDArray[Any], *shape: int) -> NDArray[Any]:
-    """Return an array with zeros appended along its axes."""
     larger = np.zeros((*shape, *array.shape[len(shape) :]), array.dtype)
     larger[tuple(slice(size) for size in array.shape)] = array
     return larger

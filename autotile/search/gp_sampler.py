@@ -32,8 +32,8 @@ from autotile.search.transfer import (
     ExpectedSpeeds,
     MisleadingSource,
     Source,
-    TransferPrior,
     estimated_speeds,
+    transferred_speeds,
 )
 from autotile.space.search_space import SearchSpace
 
@@ -480,7 +480,7 @@ class FeasibleGPSampler(RowSampler):
         estimate: Estimate | None = None,
     ) -> None:
         super().__init__(space, seed, available)
-        self._prior = prior if sources and (prior := TransferPrior(space, sources)) else None
+        self._prior = transferred_speeds(space, sources) if sources else None
         self._estimate = estimated_speeds(space, estimate) if estimate is not None and self._prior is None else None
         self._embedding = Embedding(space.parameters)
         self._embedded: Floats | None = None
@@ -691,12 +691,9 @@ class FeasibleGPSampler(RowSampler):
         return int(ranking.rows[best])
 
     def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
-        """Return the model with the newest hyperparameters.
-
-        A model of ``compiled`` rows has their resources as features; its rows are set by the caller.
-        """
+        """Return the model with the newest hyperparameters; of a model of ``compiled`` rows, the caller sets these."""
         history = self._history if guided else self._unguided
-        prior: ExpectedSpeeds | None = self._prior if guided else None
+        prior = self._prior if guided else None
         if self._estimate is not None and history.ended < _ESTIMATED_TRIALS:
             prior = self._estimate
         if (model := self._models.get((compiled, prior))) is None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.model import Effect, Trial, Value
-from autotile.core.text import plural
+from autotile.core.text import percent_text, plural
 from autotile.search.gaussian_process import Floats, one_blas_thread, positions
 from autotile.space.search_space import SearchSpace
 
@@ -181,7 +181,7 @@ def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike) -> t
     if len(tried) < needed:
         return (), f"{plural(len(tried), 'time is', 'times are')} too few to tell what matters: {needed} are needed"
     if times.max() / times.min() - 1 < _MIN_SPREAD:
-        return (), f"the times differ by less than {100 * _MIN_SPREAD:.0f} %"
+        return (), f"the times differ by less than {percent_text(_MIN_SPREAD, 0)}"
     rng = np.random.default_rng(0)
     # trials evenly spaced over the times, with targets of mean 0 and deviation 1
     order = np.argsort(np.log(times), kind="stable")
@@ -238,19 +238,22 @@ _NAMED_SHARE = 0.05
 _MAX_NAMED = 3
 _MAX_FAVOURED = 3
 
-_DERIVED: Mapping[str, tuple[Callable[[Trial], float | None], str]] = {
-    "threads": (lambda t: t.geometry.threads if t.geometry is not None else None, "{:g} threads a block"),
+_DERIVED: Mapping[str, tuple[Callable[[Trial], float | None], Callable[[float], str]]] = {
+    "threads": (lambda t: t.geometry.threads if t.geometry is not None else None, "{:g} threads a block".format),
     "shared_bytes": (
         lambda t: (
             t.geometry.dynamic_smem_bytes + t.resources.static_smem_bytes
             if t.geometry is not None and t.resources is not None
             else None
         ),
-        "{:,.0f} bytes of shared memory a block",
+        "{:,.0f} bytes of shared memory a block".format,
     ),
-    "occupancy": (lambda t: t.occupancy.occupancy if t.occupancy is not None else None, "an occupancy of {:.0%}"),
+    "occupancy": (
+        lambda t: t.occupancy.occupancy if t.occupancy is not None else None,
+        lambda share: f"an occupancy of {percent_text(share, 0)}",
+    ),
 }
-"""Quantities derived from a configuration: a function that reads the value from a trial, and a format for it."""
+"""Quantities derived from a configuration: functions that read the value from a trial, and format it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +294,9 @@ class ParameterEffects:
         if self.effects:
             first, *others = [effect for effect in self.effects if effect.matters]
             named = [effect for effect in others if effect.share >= _NAMED_SHARE][: _MAX_NAMED - 1]
-            shares = [f"{first.parameter} explains {100 * first.share:.0f} % of the differences{self._values(first)}"]
-            shares += [f"{effect.parameter} {100 * effect.share:.0f} %{self._values(effect)}" for effect in named]
+            most = percent_text(first.share, 0)
+            shares = [f"{first.parameter} explains {most} of the differences{self._values(first)}"]
+            shares += [f"{effect.parameter} {percent_text(effect.share, 0)}{self._values(effect)}" for effect in named]
             idle = [effect.parameter for effect in self.effects if not effect.matters]
             clauses = [", ".join(shares), *([f"no effect is seen of {', '.join(idle)}"] if idle else [])]
         if self.thresholds:
@@ -335,7 +339,7 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
             favoured[name] = tuple(value for value, _ in best.most_common())
     found: list[tuple[float, Threshold]] = []
     for name in [*_DERIVED, *(name for name in mattering if name not in favoured)]:
-        read, text = _DERIVED.get(name, (None, f"{name}={{:g}}"))
+        read, text = _DERIVED.get(name, (None, f"{name}={{:g}}".format))
         readings = [trial.config[name] if read is None else read(trial) for trial in timed]
         if count < _MIN_BEST_TRIALS or any(reading is None or isinstance(reading, bool | str) for reading in readings):
             continue
@@ -349,7 +353,7 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
             loss = float(beyond.min() / times[0] - 1) if len(beyond) else 0.0
             chance = math.prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
             if len(beyond) >= _MIN_OTHER_TRIALS and loss >= _MIN_LOSS and chance <= _MAX_CHANCE:
-                threshold = Threshold(name, side, float(value), len(beyond), loss, text.format(value))
+                threshold = Threshold(name, side, float(value), len(beyond), loss, text(value))
                 found.append((chance, threshold))
     found.sort(key=lambda pair: (pair[0], -pair[1].loss))  # the most significant first
     return ParameterEffects(effects, favoured, tuple(threshold for _, threshold in found), doubt)

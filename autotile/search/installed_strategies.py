@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from base64 import b64encode
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,17 +29,6 @@ _MAX_SILENCE_S = 60.0
 14,712 rows the longest time was 0.7 s; NSGA-II took 7 s when nearly every row had been tried."""
 _MAX_FRUITLESS_RUNS = 3
 """Consecutive runs that ask for no row that earlier runs did not ask for, after which the strategy is given up."""
-
-
-class StrategyState(NamedTuple):
-    """State of a run that waits for times, or that ended."""
-
-    wanted: list[int]
-    """Indices of the configurations whose times the strategy waits for; empty at the end of the run."""
-    new: int = 0
-    """At the end: number of configurations that no earlier run asked for."""
-    failure: str = ""
-    """At the end: error of the strategy, empty if there was none."""
 
 
 class KernelTunerSampler(RowSampler):
@@ -98,24 +87,24 @@ class KernelTunerSampler(RowSampler):
                 break
             # the strategy runs until it asks for an unknown time, or ends
             try:
-                step = self._step()
+                wanted, new, failure = self._step()
             except WorkerError as error:
-                step = StrategyState([], failure=str(error))
+                wanted, new, failure = [], 0, str(error)
                 self._end_process()
                 self._child, self._has_space = None, False
                 for tried in self._times_ms:  # a new process knows no times
                     self._note_time(tried)
-            self._is_running = bool(step.wanted)
-            self._wanted = deque(self._rows[step.wanted].tolist())
-            self._has_asked = self._has_asked or self._is_running or step.new > 0
-            if step.failure and not self._has_asked:
+            self._is_running = bool(wanted)
+            self._wanted = deque(self._rows[wanted].tolist())
+            self._has_asked = self._has_asked or self._is_running or new > 0
+            if failure and not self._has_asked:
                 raise InputError(
                     f"Kernel Tuner's strategy {self._strategy} cannot search these {len(self._rows)} configurations "
-                    f"({step.failure}); choose another sampler"
+                    f"({failure}); choose another sampler"
                 )
             if not self._is_running:
                 self._runs += 1
-                self._fruitless_runs = 0 if step.new else self._fruitless_runs + 1
+                self._fruitless_runs = 0 if new else self._fruitless_runs + 1
         for row in self._wanted:
             if self.candidates.free[row]:
                 return row
@@ -139,10 +128,12 @@ class KernelTunerSampler(RowSampler):
         self._end_process = weakref.finalize(self, child.kill)
         return child
 
-    def _step(self) -> StrategyState:
+    def _step(self) -> tuple[list[int], int, str]:
         """Pass on the times, and wait until the strategy asks for others or its run ends; begin one if none goes on.
 
-        Raise `WorkerError` if the process died, or proposed nothing in time.
+        Return the indices of the configurations whose times it waits for, none at the end of the run; then, the number
+        of configurations that no earlier run asked for, and the error of the strategy, empty if there was none. Raise
+        `WorkerError` if the process died, or proposed nothing in time.
         """
         child = self._child = self._child or self._start()
         if not self._has_space:
@@ -161,8 +152,9 @@ class KernelTunerSampler(RowSampler):
             message = {"op": "run", "seed": seed, "evaluations": self._evaluations}
         times, self._unsent = list(self._unsent.items()), {}
         try:
-            return StrategyState(**child.request({**message, "times_ms": times}, _MAX_SILENCE_S))
+            reply = child.request({**message, "times_ms": times}, _MAX_SILENCE_S)
         except WorkerTimeoutError:
             raise WorkerError(f"it proposed nothing for {_MAX_SILENCE_S:g} s") from None
-        except TypeError as error:
-            raise WorkerError(f"the worker's reply is malformed: {error}") from None
+        if not isinstance(wanted := reply.get("wanted"), list):
+            raise WorkerError(f"the worker's reply is malformed: {reply!r:.80}")
+        return wanted, reply.get("new", 0), reply.get("failure", "")

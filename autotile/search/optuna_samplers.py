@@ -138,7 +138,6 @@ class FeasibleSampler(RowSampler):
         return codes
 
     def _set_row(self, trial_id: int, row: int) -> None:
-        """Set the parameters of an open proxy."""
         codes = self.candidates.space.codes[row]
         for index, name, ordinals, distribution in self._axes:
             self._storage.set_trial_param(trial_id, name, float(ordinals[codes[index]]), distribution)

@@ -117,7 +117,6 @@ class Lookahead:
 
 @cache
 def _nominated(lookahead: Lookahead, size: int) -> list[int]:
-    """Return `Lookahead.nominated` for up to ``size`` trials."""
     uninformed = _UNINFORMED + lookahead.held(0)
     counts = [max(lookahead.compiling // 2, uninformed + _MIN_DELAY * lookahead.gpus)] * uninformed
     while len(counts) < size:
@@ -135,8 +134,8 @@ class SamplerEntry:
     seed and available rows. Of ``sources``, ``trials`` and ``estimate`` of a search, it takes those in ``takes``.
 
     ``lookahead`` ranks only with a sampler that has the methods of `autotile.search.gp_sampler.FeasibleGPSampler`. By
-    the gain of proposals that one predicts, ``--until`` stops. One that transfers learns from trials of other studies,
-    and an exhaustive one covers the whole space unless the number of trials is limited.
+    the gain of proposals that one predicts, ``--until`` stops. One that takes sources learns from trials of other
+    studies, and an exhaustive one covers the whole space unless the number of trials is limited.
 
     ``packages`` are those beyond autotile's own dependencies: name of the module, name in messages, and argument of
     ``pip install``; ``alternative`` is the sampler to use if one is missing.
@@ -149,7 +148,6 @@ class SamplerEntry:
     lookahead: Lookahead = Lookahead(_AHEAD)
     learns: bool = True
     predicts_gain: bool = False
-    transfers: bool = False
     multi_objective: bool = True
     exhaustive: bool = False
     packages: tuple[tuple[str, str, str], ...] = ()
@@ -186,7 +184,6 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
             takes=("sources", "estimate"),
             lookahead=Lookahead(RANKED_AHEAD, _PER_MEASURED, queued=_QUEUED),
             predicts_gain=True,
-            transfers=True,
         ),
         "tpe": SamplerEntry(
             "tree-structured Parzen estimator: models where the fast configurations lie",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
@@ -41,28 +41,27 @@ def has_failed(trial: Trial) -> bool:
     return objective_values(trial, [TIME]) is None
 
 
-class StudyValues:
-    """Values of trials in a study: the time in microseconds, or for a failure more than any time so far.
+def results_in_study(names: Sequence[str] = (TIME,)) -> Callable[[Trial], tuple[TrialState, list[float] | None]]:
+    """Return a function of trials, in the order in which they end, that returns the state and values in a study.
 
-    Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in the study: its value is twice
-    the longest time measured so far, for samplers that use values only, and the constraint `FAILED` is violated, which
-    keeps it out of Optuna's best trial and among the bad trials in TPE. Only a candidate whose result cannot be known
-    is a failed trial. ``names`` are objectives to minimise, of `autotile.core.model`, each in its own unit.
+    The value is the time in microseconds, or for a failure more than any time so far. Optuna's samplers ignore failed
+    trials, so a failed candidate is a complete trial in the study: its value is twice the longest time measured so far,
+    for samplers that use values only, and the constraint `FAILED` is violated, which keeps it out of Optuna's best
+    trial and among the bad trials in TPE. Only a candidate whose result cannot be known is a failed trial. ``names``
+    are objectives to minimise, of `autotile.core.model`, each in its own unit.
     """
+    worst = [0.0] * len(names)
 
-    def __init__(self, names: Sequence[str] = (TIME,)) -> None:
-        self._names = tuple(names)
-        self._worst = [0.0] * len(self._names)
-
-    def result(self, trial: Trial) -> tuple[TrialState, list[float] | None]:
-        """Return the state and values of a trial; to be called in the order in which trials ended."""
+    def result(trial: Trial) -> tuple[TrialState, list[float] | None]:
         if not trial.outcome.is_finding:
             return TrialState.FAIL, None
-        values = objective_values(trial, self._names)
+        values = objective_values(trial, names)
         if values is None:
-            return TrialState.COMPLETE, [2 * worst or _VALUE_OF_FIRST_FAILURES for worst in self._worst]
-        self._worst = [max(pair) for pair in zip(self._worst, values, strict=True)]
+            return TrialState.COMPLETE, [2 * value or _VALUE_OF_FIRST_FAILURES for value in worst]
+        worst[:] = map(max, worst, values)
         return TrialState.COMPLETE, list(values)
+
+    return result
 
 
 def attributes_of(trial: Trial) -> dict[str, str | int | float]:
@@ -107,9 +106,8 @@ def study_of_trials(parameters: Sequence[Parameter], trials: Iterable[Trial], na
         for parameter, value in trial.config.items():
             values.setdefault(parameter, {})[value] = None
     distributions = {parameter: CategoricalDistribution(tuple(choices)) for parameter, choices in values.items()}
-    objective = StudyValues()
-    study = new_study(name)
-    study.add_trials(frozen_trial(trial, distributions, *objective.result(trial)) for trial in kept)
+    study, result = new_study(name), results_in_study()
+    study.add_trials(frozen_trial(trial, distributions, *result(trial)) for trial in kept)
     return study
 
 
@@ -131,7 +129,7 @@ def relative_error(trial: Trial) -> float:
 def frozen_trial(
     trial: Trial, distributions: Mapping[str, CategoricalDistribution], state: TrialState, values: list[float] | None
 ) -> FrozenTrial:
-    """Return a trial as one of Optuna with a state and values, see `StudyValues.result`.
+    """Return a trial as one of Optuna with a state and values, see `results_in_study`.
 
     Raise `ValueError` if the configuration has a parameter or a value that ``distributions`` lacks.
     """
@@ -164,8 +162,6 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
                 copy = optuna.create_study(storage=storage, study_name=study.study_name, directions=study.directions)
                 if study.metric_names is not None:
                     copy.set_metric_names(study.metric_names)
-                for name, value in study.user_attrs.items():
-                    copy.set_user_attr(name, value)
                 copy.add_trials(study.get_trials(deepcopy=False))
             finally:
                 storage.remove_session()
@@ -213,13 +209,13 @@ class Search:
         self.sampler = resolve_sampler(sampler, space, available, trials)
         entry = sampler_entry(self.sampler)
         self._rows = entry.make(space, seed, available, sources=sources, trials=trials, estimate=estimate)
-        self._sources = tuple(source.name for source in sources) if entry.transfers else ()
+        self._sources = tuple(source.name for source in sources) if "sources" in entry.takes else ()
         self.study = new_study(sampler=self._rows, objectives=objectives)
         """The trials but those of nominated rows, in the order of the proposals; it minimises the objectives."""
         self.space = space
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
-        self._objective = StudyValues(objectives)
+        self._result = results_in_study(objectives)
         self._pending: dict[int, optuna.Trial] = {}
         """Rows that were proposed and not told, with their trials."""
         self._nominated: set[int] = set()
@@ -283,7 +279,7 @@ class Search:
     def nominate(self) -> tuple[int, Config] | None:
         """Choose a row to compile; return it with its configuration, or None if no row is left. No trial begins.
 
-        This is for samplers that rank, see `select`. `tell` records the result if the row is measured.
+        This is for samplers that rank, see `ranking`. `tell` records the result if the row is measured.
         """
         sampler = self.ranking
         if not sampler.remaining(self.study):
@@ -294,10 +290,6 @@ class Search:
         self._gains.append(sampler.expected_gain)
         self._nominated.add(row)
         return row, self.space.config(row)
-
-    def select(self, rows: Sequence[int]) -> int:
-        """Return which of these nominated rows, the oldest first, to measure."""
-        return self.ranking.select(self.study, rows)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
@@ -318,7 +310,7 @@ class Search:
             self._nominated.discard(row)
         config, known = trial.config, self._distributions
         if config.keys() == known.keys() and all(value in known[name].choices for name, value in config.items()):
-            self.study.add_trial(frozen_trial(trial, known, *self._objective.result(trial)))
+            self.study.add_trial(frozen_trial(trial, known, *self._result(trial)))
             self._rows.remaining(self.study)  # the sampler learns from it now
 
     def gain_of(self, count: int = _EXPECTED_PROPOSALS) -> float | None:
@@ -356,7 +348,7 @@ class Search:
         """
         if row in self._nominated:
             self._nominated.remove(row)
-            state, values = self._objective.result(trial)
+            state, values = self._result(trial)
             if state is not TrialState.FAIL:
                 result = None if has_failed(trial) or values is None else tuple(values)
                 self.ranking.tell(row, result, relative_error(trial))
@@ -367,14 +359,14 @@ class Search:
         for name, value in attributes_of(trial).items():
             asked.set_user_attr(name, value)
         asked.set_constraint(FAILED, float(has_failed(trial)))
-        state, values = self._objective.result(trial)
+        state, values = self._result(trial)
         self.study.tell(asked, values, state)
 
     def _tell_replayed(self) -> None:
         """Tell the replayed trials that the next proposal would have known in their session."""
         while self._replayed and self._replayed[0][0] <= self._begun - self._ahead:
             _, number, trial = self._replayed.popleft()
-            state, values = self._objective.result(trial)
+            state, values = self._result(trial)
             self.study.tell(number, values, state)
 
     @property
@@ -478,7 +470,7 @@ class Shortlist:
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
         rows = list(compiled)
-        row = self._search.select(rows) if self._lookahead.ranks else rows[0]
+        row = self._search.ranking.select(self._search.study, rows) if self._lookahead.ranks else rows[0]
         self._begin(row)
         return row
 

@@ -74,20 +74,31 @@ Estimate = Callable[[SearchSpace], Floats | None]
 
 
 class ExpectedSpeeds:
-    """Relative speeds of rows that are expected before any trial, such as those by their estimated times.
+    """Relative speeds of rows that are expected before any trial: by models of other studies, or by estimated times.
 
-    ``rows`` are those that are predicted, ascending; ``best`` the same in the order of their prediction before any
-    trial, the best first.
+    ``rows`` are those that are predicted, ascending, and ``by_source`` their speeds, shape (sources, rows), of sources
+    with ``names``; ``best`` are the rows in the order of their prediction before any trial, the best first; None for
+    that of the speeds.
     """
 
-    def __init__(self, rows: Rows, speeds: Floats, best: Rows) -> None:
+    def __init__(self, rows: Rows, by_source: Floats, names: Sequence[str] = (), best: Rows | None = None) -> None:
         self.rows = rows
-        self.best = best
-        self._speeds = speeds
+        self._by_source = by_source
+        self._names = names
+        untried = self.combined(np.zeros(0, np.int64), np.zeros(0))
+        self.best = rows[np.argsort(-untried, kind="stable")] if best is None else best
 
     def combined(self, tried: Rows, times_us: Floats) -> Floats:
-        """Return the speeds of the predicted rows, given the successful rows of this study and their times."""
-        return self._speeds
+        """Return the speeds of the predicted rows, given the successful rows of this study and their times.
+
+        They are the mean of the sources, weighted by how well they predict these times; 0 for ignored ones.
+        """
+        if len(self._by_source) == 1:
+            return np.asarray(self._by_source[0])
+        estimates = self._estimates(tried, times_us)
+        right = estimates >= _MIN_CORRELATION
+        weights = np.square(np.maximum(estimates, 1e-3)) * (right if right.any() else 1.0)
+        return np.asarray(weights / weights.sum()) @ self._by_source
 
     def speeds(self, rows: Rows, tried: Rows, times_us: Floats) -> Floats:
         """Predict the speed of rows relative to the fastest, shape (rows,); the mean for unknown rows."""
@@ -112,48 +123,6 @@ class ExpectedSpeeds:
         slope = (prior * usual_slope - float(centered @ losses)) / max(prior + float(centered @ centered), 1e-12)
         slope = min(max(slope, 0.0), 2 * usual_slope)
         return np.asarray(losses.mean() - slope * (of_rows - of_tried.mean()))
-
-    def _indices(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the index of each row among the predicted ones, and whether it is one of them."""
-        indices = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        return indices, self.rows[indices] == rows
-
-
-def estimated_speeds(space: SearchSpace, estimate: Estimate) -> ExpectedSpeeds | None:
-    """Return the speeds by the estimated times of a space, or of a sample of a very large one; None without a time."""
-    rows = _rows_to_predict(space, ())
-    times_us = estimate(space if len(rows) == len(space) else replace(space, codes=space.codes[rows]))
-    if times_us is None:
-        return None
-    return ExpectedSpeeds(rows, times_us.min() / times_us, rows[np.argsort(times_us, kind="stable")])
-
-
-class TransferPrior(ExpectedSpeeds):
-    """Relative speeds of rows, predicted by one model per source.
-
-    A source is modelled over the parameters that it shares with this space, by the Gaussian process that the search
-    itself uses, so that it also predicts rows that the source did not try and values that it did not have.
-    Sources with fewer than six trials are ignored.
-    """
-
-    def __init__(self, space: SearchSpace, sources: Sequence[Source]) -> None:
-        self.rows = _rows_to_predict(space, sources)
-        with one_blas_thread():
-            found = [(each.name, own) for each in sources if (own := _speeds(space, self.rows, each)) is not None]
-        self._names = [name for name, _ in found]
-        self._by_source: Floats = np.array([own for _, own in found]).reshape(len(found), len(self.rows))
-        untried = self.combined(np.zeros(0, np.int64), np.zeros(0))
-        super().__init__(self.rows, untried, self.rows[np.argsort(-untried, kind="stable")])
-
-    def __bool__(self) -> bool:
-        return len(self._by_source) > 0
-
-    def combined(self, tried: Rows, times_us: Floats) -> Floats:
-        """Return the mean of the sources, weighted by how well they predict these times; 0 for ignored ones."""
-        estimates = self._estimates(tried, times_us)
-        right = estimates >= _MIN_CORRELATION
-        weights = np.square(np.maximum(estimates, 1e-3)) * (right if right.any() else 1.0)
-        return np.asarray(weights / weights.sum()) @ self._by_source
 
     def leads(self, turn: int, tried: Rows, times_us: Floats, since_best: int) -> bool:
         """Return True if a proposal should follow the sources.
@@ -184,6 +153,11 @@ class TransferPrior(ExpectedSpeeds):
         prior = _PRIOR_TRIALS * _PRIOR_CORRELATION
         return np.asarray((prior + count * correlations) / (_PRIOR_TRIALS + count))
 
+    def _indices(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return the index of each row among the predicted ones, and whether it is one of them."""
+        indices = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        return indices, self.rows[indices] == rows
+
     def _correlations(self, tried: Rows, times_us: Floats) -> tuple[Floats, int]:
         """Return the rank correlation of each source with the first results, and their number; 0 for less than two."""
         indices, known = self._indices(tried)
@@ -197,6 +171,28 @@ class TransferPrior(ExpectedSpeeds):
             is_constant = predicted.std() == 0 or measured.std() == 0
             correlations.append(0.0 if is_constant else float(np.corrcoef(predicted, measured)[0, 1]))
         return np.array(correlations), len(tested)
+
+
+def estimated_speeds(space: SearchSpace, estimate: Estimate) -> ExpectedSpeeds | None:
+    """Return the speeds by the estimated times of a space, or of a sample of a very large one; None without a time."""
+    rows = _rows_to_predict(space, ())
+    times_us = estimate(space if len(rows) == len(space) else replace(space, codes=space.codes[rows]))
+    if times_us is None:
+        return None
+    best = rows[np.argsort(times_us, kind="stable")]
+    return ExpectedSpeeds(rows, (times_us.min() / times_us)[None], best=best)
+
+
+def transferred_speeds(space: SearchSpace, sources: Sequence[Source]) -> ExpectedSpeeds | None:
+    """Return the speeds by one model per source; None without a source of at least six trials.
+
+    A source is modelled over the parameters that it shares with this space, by the Gaussian process that the search
+    itself uses, so that it also predicts rows that the source did not try and values that it did not have.
+    """
+    rows = _rows_to_predict(space, sources)
+    with one_blas_thread():
+        found = [(each.name, own) for each in sources if (own := _speeds(space, rows, each)) is not None]
+    return ExpectedSpeeds(rows, np.array([own for _, own in found]), [name for name, _ in found]) if found else None
 
 
 def _rows_to_predict(space: SearchSpace, sources: Sequence[Source]) -> Rows:

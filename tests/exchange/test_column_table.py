@@ -118,7 +118,7 @@ class TestTypes:
     def test_without_pyarrow_the_error_names_the_extra(self, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
         with pytest.raises(ToolchainError, match=r"autotile\[parquet\]"):
-            table(OK).to_arrow()
+            table(OK).write_parquet(io.BytesIO())
 
 
 class TestFormulas:

@@ -253,8 +253,7 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(tmp_path, heade
     assert find(K=1024, N=2048, M=4096) == path.stem
     folders.append(tmp_path / "more")
     assert find(M=1, N=2, K=3) == "small"
-    assert find(M=1, N=2) is None
-    assert find("float16", M=1, N=2, K=3) is None
+    assert (find(M=1, N=2), find("float16", M=1, N=2, K=3)) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 900])

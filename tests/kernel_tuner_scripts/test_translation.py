@@ -18,9 +18,9 @@ from autotile.kernel.library import Kernel
 from autotile.kernel_tuner.accuracy import TunablePrecision, error_metric_from_name
 from autotile.kernel_tuner.parameters import (
     ParameterCodec,
-    check_restrictions,
     evaluate,
     holds_in_rows,
+    parse_restrictions,
     replace_param_occurrences,
     restriction_rules,
 )
@@ -128,7 +128,7 @@ def survivors(restrictions: Any) -> set[tuple[Any, ...]]:
         names = list(rule.__signature__.parameters)  # type: ignore[attr-defined]
         kept &= rule(**{name: columns[name] for name in names})
     configs = [dict(zip(codec.values, values, strict=True)) for values in listed]
-    single = [check_restrictions(restrictions, config, codec.values) for config in configs]
+    single = [all(each.allows(one) for each in parse_restrictions(restrictions, codec.values)) for one in configs]
     assert kept.tolist() == single
     return {values for values, is_kept in zip(listed, kept, strict=True) if is_kept}
 

@@ -204,6 +204,7 @@ class TestDrawing:
         assert {"best_over_trials", "finals", "heat_map", "roofline", "drift"} <= charts.keys()
         assert charts["best_over_trials"]["figure"]["data"]
         assert charts["finals"]["figure"] is None
+        assert [int(number) for number, *_ in first["texts"]["latest"]] == list(range(40, 25, -1))
         assert self.answer(client, name, first["number"]) == {"number": first["number"]}
 
         client.follower._drawings[name]._rest_until = 0.0
@@ -236,8 +237,7 @@ class TestDrawing:
         assert client.follower._drawings.keys() == {name}
         session.change(TRIALS.delete(), RUNS.delete())
         client.follower.read()
-        assert not client.follower._readers
-        assert not client.follower._drawings
+        assert (client.follower._stored, client.follower._drawings) == ({}, {})
 
 
 class TestDatabase:

@@ -1,6 +1,7 @@
 """Results in notebooks: charts are Plotly figures in either theme, trials are typed data frames, HTML is escaped."""
 
 import sys
+from dataclasses import replace as replaced
 
 import numpy as np
 import plotly.graph_objects as go
@@ -64,6 +65,10 @@ class TestStudy:
             newest_study(str(database), Problem("sgemm_2d", {**SIZES, "M": 1}, "float32"), DEVICE)
         with pytest.raises(InputError, match="password"):  # a masked one is not tried
             newest_study("postgresql://me:***@host/db", PROBLEM, DEVICE)
+
+    def test_finals_that_are_all_that_is_left_of_a_study_are_listed_once(self, result):
+        left = OfStudy(replaced(result.study, stored=result.study.final_trials))
+        assert list(left.to_pandas()["trial_id"]) == [one.trial_id for one in left.study.stored]
 
     def test_what_cannot_be_drawn_is_one_line(self, result):
         with pytest.raises(InputError) as caught:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rows import advance, make_space, ok
 
-from autotile.core.model import Config, LaunchGeometry, Outcome, Trial
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Trial
 from autotile.search.importance import Effect, find_parameter_effects, importance_of
 from autotile.search.search import Search
 from autotile.space.search_space import SearchSpace
@@ -45,8 +45,7 @@ def test_the_two_of_six_that_matter_and_by_how_much(count):
     found, _ = drawn(make_space(SIX), additive, count)
     effects = by_name(found)
     assert [effect.parameter for effect in found[:2]] == ["A", "B"]
-    assert effects["A"].share == pytest.approx(0.8, abs=0.06)
-    assert effects["B"].share == pytest.approx(0.2, abs=0.06)
+    assert [effects[name].share for name in "AB"] == pytest.approx([0.8, 0.2], abs=0.06)
     assert effects["A"].alone == pytest.approx(effects["A"].share, abs=0.05)
     assert sum(effect.share for effect in found) <= 1.02
     assert [effects[name] for name in "CDEF"] == [Effect(name, 0.0, 0.0, False) for name in "CDEF"]
@@ -54,8 +53,7 @@ def test_the_two_of_six_that_matter_and_by_how_much(count):
 
 def test_what_two_do_together_is_halved_between_them():
     effects = by_name(drawn(make_space(SIX), opposed, 600)[0])
-    assert effects["A"].share == pytest.approx(0.5, abs=0.08)
-    assert effects["B"].share == pytest.approx(0.5, abs=0.08)
+    assert [effects[name].share for name in "AB"] == pytest.approx([0.5, 0.5], abs=0.08)
     assert max(effects["A"].alone, effects["B"].alone) < 0.1
     assert not any(effects[name].matters for name in "CDEF")
 
@@ -108,12 +106,13 @@ BLOCKS = make_space({"BM": (32, 64, 128, 256), "TM": (1, 2, 4, 8), "ASYNC": (Fal
 
 
 def trials(time_us: Callable[[Config], float], count: int = 160) -> list[Trial]:
-    """Return trials of random rows, each with a block of BM * TM threads."""
+    """Return trials of random rows, each with a block of BM * TM threads, of which large ones fill half of an SM."""
     found = []
     for row in np.random.default_rng(0).permutation(len(BLOCKS))[:count]:
         config = BLOCKS.config(int(row))
         geometry = LaunchGeometry((64, 1, 1), (int(config["BM"]), int(config["TM"]), 1), 0)
-        found.append(replace(ok(config, time_us(config)), geometry=geometry))
+        resident = Occupancy(1, 32, 0.5, (), {}) if geometry.threads > 256 else Occupancy(2, 48, 0.75, (), {})
+        found.append(replace(ok(config, time_us(config)), geometry=geometry, occupancy=resident))
     return found
 
 
@@ -146,6 +145,7 @@ def test_the_sentence_and_the_document_and_every_trial_beyond_a_threshold_is_as_
     assert 0 < first["alone"] <= first["share"] < 1
     assert {entry["parameter"] for entry in document["importance"]} == {"BM", "TM", "ASYNC", "PAD"}
     assert [entry["quantity"] for entry in document["thresholds"]].count("threads") == 1
+    assert [one.text for one in effects.thresholds if one.quantity == "occupancy"] == ["an occupancy of 75 %"]
 
 
 def test_what_few_trials_show_is_no_threshold_and_failures_are_left_aside():

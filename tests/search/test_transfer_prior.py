@@ -29,7 +29,7 @@ from autotile.kernel.library import load_kernel
 from autotile.search.gp_sampler import FeasibleGPSampler
 from autotile.search.samplers import Lookahead
 from autotile.search.search import Search, Shortlist
-from autotile.search.transfer import Source, TransferPrior, estimated_speeds
+from autotile.search.transfer import Source, estimated_speeds, transferred_speeds
 from autotile.space.search_space import SearchSpace
 from autotile.space.time_estimate import estimate_times
 
@@ -58,14 +58,14 @@ def source_of(time_of: TimeOf = time_us, every: int = 3, space: SearchSpace = SP
 
 
 def test_rows_that_no_source_tried_are_answered():
-    prior = TransferPrior(SPACE, [source_of(every=4)])
+    prior = transferred_speeds(SPACE, [source_of(every=4)])
     assert time_us(SPACE.config(int(prior.best[0]))) <= 1.1 * 10.0
     assert len(set(prior.best[:50].tolist())) == 50
 
 
 def test_a_source_of_another_version_is_read_by_what_it_shares():
     older = make_space({"BM": (16, 32, 64, 128, 512), "BN": BN, "OLD": (1, 2)})
-    prior = TransferPrior(SPACE, [source_of(lambda c: time_us({**c, "BK": 16, "VEC": 4}), 1, older)])
+    prior = transferred_speeds(SPACE, [source_of(lambda c: time_us({**c, "BK": 16, "VEC": 4}), 1, older)])
     best = SPACE.config(int(prior.best[0]))
     assert (best["BM"], best["BN"]) == (128, 64)
 
@@ -75,12 +75,12 @@ def test_a_source_of_another_version_is_read_by_what_it_shares():
     [Source("few", [SPACE.config(0)] * 3, [1.0] * 3), Source("strange", [{"X": n} for n in range(9)], [1.0] * 9)],
 )
 def test_what_says_nothing_is_left_out(source):
-    assert not TransferPrior(SPACE, [source])
-    assert TransferPrior(SPACE, [source, source_of()])
+    assert transferred_speeds(SPACE, [source]) is None
+    assert transferred_speeds(SPACE, [source, source_of()])
 
 
 def test_sources_count_by_how_well_they_predict():
-    prior = TransferPrior(SPACE, [source_of(contrary, 1), source_of(every=1)])
+    prior = transferred_speeds(SPACE, [source_of(contrary, 1), source_of(every=1)])
     tried = np.random.default_rng(0).choice(len(SPACE), 20, replace=False)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
     expected = prior.speeds(np.arange(len(SPACE)), tried, times)
@@ -88,7 +88,7 @@ def test_sources_count_by_how_well_they_predict():
 
 
 def test_expected_losses_follow_what_was_found_here():
-    prior = TransferPrior(SPACE, [source_of(every=1)])
+    prior = transferred_speeds(SPACE, [source_of(every=1)])
     tried = np.arange(0, len(SPACE), 7)
     times = np.array([time_us(SPACE.config(int(row))) for row in tried])
     losses = times - times.mean()
