@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -135,6 +136,10 @@ def read_plan(path: Path) -> TuningPlan:
         raise InputError(f"the plan {path} cannot be read: {error.strerror}") from None
     except (DataError, ValueError, InputError) as error:
         message = str(error)
+        if isinstance(error, DataError):  # its field is one such as tune[1].sizes[...][0]
+            place = re.sub(r"\[(\d+)\]", lambda index: f" number {int(index[1]) + 1}", error.field.replace("[...]", ""))
+            place = place.replace("tune number", "[[tune]] number", 1).replace(".", ": ")
+            message = str(DataError(error.fault, field=place))
         if unknown := message.partition("unknown field ")[2].strip("`'\" "):
             tables = {
                 "at the top level": _PlanDocument.__struct_fields__,

@@ -209,6 +209,8 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         Number of trials of the study by outcome, including those of earlier sessions.
     winner, default
         The configuration to serve, and the default, as trials; None where they did not run.
+    failed_default
+        The default as a trial without a time, where it failed or a rule or a limit forbids it; else None.
     speedup
         Time of the default over time of the winner; None without finals, or where the default does not run.
     ties
@@ -267,6 +269,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
     insight: ParameterEffects | None = None
     gpus: tuple[GpuUse, ...] = ()
     confirmation: Confirmation | None = None
+    failed_default: Trial | None = None
 
     @property
     def summary(self) -> str:
@@ -291,7 +294,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             rows: list[tuple[str, ...]] = []
             for label, trial in (
                 ("best so far" if self.interrupted else "winner", self.winner),
-                ("default", self.default),
+                ("default", self.default or self.failed_default),
             ):
                 measured = trial.measurement if trial is not None else None
                 if trial is None or measured is None:
@@ -309,7 +312,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         yield self._facts()
 
     def _facts(self) -> Facts:
-        winner, default, load, drift = self.winner, self.default, self.load, self.drift
+        winner, default, load, drift = self.winner, self.default or self.failed_default, self.load, self.drift
         facts: Facts = []
         label = "best so far" if self.interrupted else "winner"
         fault = f": {default.outcome}, {default.reason}" if default is not None and not default.outcome.has_time else ""

@@ -750,6 +750,13 @@ class Session:
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
         raced = {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
         tried = [raced.get(config_key(config)) or log.find(config) for config in self._options.tries]
+        default, failed_default = self._plan.default, None
+        if finals.default is None:
+            tried_default = raced.get(config_key(default)) or log.find(default)
+            if tried_default is not None and not tried_default.outcome.has_time:
+                failed_default = tried_default
+            elif reason := check_config(self._kernel.spec, default, self._problem, self.device):
+                failed_default = Trial(default, Outcome.INFEASIBLE, reason, "limits")
         return TuneResult(
             problem=self._problem,
             device=self._backend.device,
@@ -779,6 +786,7 @@ class Session:
             not_learnt_from=search.misleading_sources if search is not None else (),
             gpus=self._backend.uses,
             confirmation=self._confirmation,
+            failed_default=failed_default,
         )
 
     def _report_wait(self, text: str) -> None:
