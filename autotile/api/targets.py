@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -72,16 +71,11 @@ def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, s
     profile, such as ``"h200"``; or the name of a GPU of this machine for which there is no profile. None selects the
     first GPU of this machine and, without a GPU, the profile of an H200.
     """
-    if device is None and device_count() == 0:
+    served = resolve_served_device(device)
+    if served is None and device_count() == 0:
         profile = device_profile(_FALLBACK_PROFILE)
         return profile, f"no CUDA device here: the answer is for the {profile.name}; --device names another"
-    if device is not None and _parse_index(device) is None:
-        try:
-            return device_profile(str(device)), ""
-        except InputError:
-            if _find_gpu(str(device)) is None:
-                raise
-    return live_device(resolve_gpu(device)), ""
+    return device_profile(served) if isinstance(served, str) else live_device(served or 0), ""
 
 
 def resolve_served_device(device: int | str | None) -> int | str | None:
@@ -309,6 +303,7 @@ def tune_loaded_operation(
 ) -> OperationResult:
     """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
     from autotile.serving.operations import computes, libraries_for
+    from autotile.serving.selection import model_of
     from autotile.tuning import operation_session
     from autotile.tuning.schedule import open_lane
 
@@ -321,6 +316,17 @@ def tune_loaded_operation(
         for library in libraries_for(operation, is_present=is_here)
         if computes(library, operation, problem) and (is_here or library.call is None)
     ]
+
+    def proposed(
+        specs: Mapping[str, KernelSpec], sizes: Mapping[str, Mapping[str, int]], device: DeviceProperties
+    ) -> list[tuple[str, Config]]:
+        location = options.database or str(read_settings().database)
+        if (model := model_of(location, operation.name, problem.dtype, device)) is None:
+            return []
+        proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+        found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
+        return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
+
     with open_lane(options) if lane is None else nullcontext(lane) as shared:
         return operation_session.tune_operation(
             operation,
@@ -329,32 +335,11 @@ def tune_loaded_operation(
             options,
             libraries=libraries,
             served=lambda kernel, own: served_so_far(kernel, own, options),
-            proposed=partial(_expected_by_model, operation, problem, database=options.database),
+            proposed=proposed,
             observe=observe,
             lane=shared,
             worker_pool=worker_pool,
         )
-
-
-def _expected_by_model(
-    operation: Operation,
-    problem: Problem,
-    kernels: Mapping[str, Kernel],
-    sizes: Mapping[str, Mapping[str, int]],
-    device: DeviceProperties,
-    *,
-    database: str | None,
-) -> list[tuple[str, Config]]:
-    """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
-    from autotile.serving.selection import model_of
-
-    model = model_of(database or str(read_settings().database), operation.name, problem.dtype, device)
-    if model is None:
-        return []
-    proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
-    specs = {name: kernel.spec for name, kernel in kernels.items()}
-    found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
-    return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
 
 
 def tune_problem(

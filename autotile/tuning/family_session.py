@@ -15,7 +15,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.text import (
     NOTHING,
@@ -126,9 +126,7 @@ class FamilyResult(ScheduleResult, Reported):
             if losses := rule.held_out_losses:
                 held_out = {"mean": sum(losses) / len(losses), "worst": max(losses)}
         return {
-            "kernel": self.kernel,
-            "family": self.family,
-            "dtype": self.dtype,
+            **attributes(self, "kernel", "family", "dtype"),
             "device": self.device.identity,
             "loss": loss,
             "held_out_loss": held_out,
@@ -216,9 +214,7 @@ class _Spread:
         options, key = self.options, self._key_at({})
         document = {  # a run with another plan starts anew
             "points": [dict(sizes) for sizes in self.points],
-            "trials": options.trials,
-            "budget_s": options.budget_s,
-            "until": options.until,
+            **attributes(options, "trials", "budget_s", "until"),
             "max_configs": self.plan.max_configs,
         }
         stored = family_state(database, key, self.family)

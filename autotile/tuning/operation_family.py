@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
@@ -157,15 +157,10 @@ class OperationFamilyResult(ScheduleResult):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
         return {
-            "operation": self.operation,
-            "family": self.family,
-            "dtype": self.dtype,
+            **attributes(self, "operation", "family", "dtype"),
             "device": self.device.identity,
-            "problems": self.problems,
-            "pairs": self.pairs,
-            "candidates": self.candidates,
+            **attributes(self, "problems", "pairs", "candidates", "refused"),
             "held_out_loss": to_document(self.losses),
-            "refused": self.refused,
             **self._ending(resumed=self.resumed),
         }
 

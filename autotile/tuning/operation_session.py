@@ -42,6 +42,7 @@ from autotile.errors import (
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
+from autotile.kernel.spec import KernelSpec
 from autotile.report.notebook import Reported
 from autotile.settings import Settings
 from autotile.tuning.backend import expected_folder, workload_of
@@ -116,8 +117,7 @@ class TunedContender:
         return {
             "name": self.name,
             "library": self.is_library,
-            "state": self.state,
-            "reason": self.reason,
+            **attributes(self, "state", "reason"),
             **timed,
             "ratio": to_document(self.ratio),
             "trials": self.trials,
@@ -215,10 +215,10 @@ class OperationResult(ScheduleResult, Reported):
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
 Proposed = Callable[
-    [Mapping[str, Kernel], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
+    [Mapping[str, KernelSpec], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
 ]
-"""Returns the kernels and configurations that a model expects to be fast, best first; given kernels, their sizes, and
-the device."""
+"""Returns the kernels and configurations that a model expects to be fast, best first, given specifications and sizes by
+the names of kernels, and the device."""
 
 _HOPELESS = 2.0
 """A kernel that is slower than the fastest by this factor after a round gets no more, whatever its rank."""
@@ -289,7 +289,7 @@ def tune_operation(
     *,
     libraries: Sequence[Library] = (),
     served: Served = lambda kernel, problem: None,
-    proposed: Proposed = lambda kernels, sizes, device: (),
+    proposed: Proposed = lambda specs, sizes, device: (),
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
     worker_pool: WorkerPool | None = None,
@@ -333,7 +333,7 @@ def tune_operation(
     if device is not None and options.transfer:
         fit = {one.name: one for one in entrants if one.state != "inapplicable"}
         sizes = {name: one.problem.sizes for name, one in fit.items()}
-        for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
+        for name, config in proposed({name: one.kernel.spec for name, one in fit.items()}, sizes, device):
             if len(fit[name].seeds) < _MAX_SEEDS:
                 fit[name].seeds.append(config)
     with Schedule.open(settings, options, observe, lane, worker_pool) as schedule:

@@ -21,6 +21,7 @@ from autotile.core.model import (
     config_text,
     non_dominated,
     objective_values,
+    timed_config,
 )
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import (
@@ -141,13 +142,11 @@ def pareto_front(trials: Iterable[Trial], objectives: Sequence[str]) -> Front | 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:
     """Return configuration, outcome and time of a trial as JSON values."""
-    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    resources, occupancy = trial.resources, trial.occupancy
     return {
-        "config": dict(trial.config),
         "outcome": str(trial.outcome),
         "reason": trial.reason,
-        "time_us": measured.time_us if measured is not None else None,
-        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+        **timed_config(trial.config, trial.measurement),
         "registers": resources.registers if resources is not None else None,
         "spill_bytes": resources.spill_bytes if resources is not None else None,
         "occupancy": occupancy.occupancy if occupancy is not None else None,
