@@ -276,20 +276,14 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
     return dict(served.config) if served.tier != "default" else None
 
 
-def forget_served() -> None:
-    """Let the next look-up of a kernel read the database again, if this process has looked one up."""
-    dispatcher = sys.modules.get("autotile.serving.dispatcher")
-    if dispatcher is not None:
-        dispatcher.forget_served()
-
-
 @contextmanager
 def forgetting_served() -> Iterator[None]:
-    """Let look-ups after the block read the database again."""
+    """Let look-ups after the block read the database again, if this process has looked a kernel up."""
     try:
         yield
     finally:
-        forget_served()
+        if (dispatcher := sys.modules.get("autotile.serving.dispatcher")) is not None:
+            dispatcher.forget_served()
 
 
 def tune_loaded_operation(

@@ -356,7 +356,7 @@ class Sweep:
         return library_key(*of, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
 
     def cover(self) -> OperationFamilyResult:
-        """Measure, learn, measure what the model proposes, and learn again."""
+        """Measure where the fastest nearby say what to try, learn, measure what the model proposes, and learn again."""
         database = self.database
         self._random = np.random.default_rng(self.options.seed)
         resumed = 0
@@ -639,10 +639,6 @@ def tune_operation_family(
 
     Of the options, ``budget_s`` is the wall time of everything, and ``trials`` the number of problems. The libraries
     are those that the operation file names. Of a cluster's GPUs, one is used.
-
-    Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
-    fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
-    the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
 
     An `InputError` says that there is no GPU, no kernel computes any problem of the family, too few problems were
     measured, or the database cannot be written.

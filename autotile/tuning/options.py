@@ -40,7 +40,7 @@ class TuneOptions:
 
     Attributes
     ----------
-    sampler, spend, seed, tries, transfer, fresh, sanitize, workers, scheduler, insecure
+    sampler, spend, seed, tries, transfer, fresh, sanitize, finals, workers, scheduler, insecure, database, trace
         As for `autotile.tune`; samplers are those of `autotile.search.samplers`.
     trials
         Target number of trials of the study, including those of earlier sessions. None stands for 200; for the whole
@@ -66,8 +66,6 @@ class TuneOptions:
     verify_sizes
         Additional problems for which every configuration must be correct, besides the tuned and the ragged one. A size
         that is not given keeps its tuned value.
-    finals
-        Number of candidates that are measured again, interleaved, at the end; 0 for no finals.
     precision
         Half width of the 95 % intervals, relative to their values, at which the finals end: 0.005 for 0.5 %.
     discard
@@ -87,13 +85,9 @@ class TuneOptions:
     replay
         Recording file to replay; ``"auto"`` for a built-in recording, even on a machine with a GPU; None to replay a
         built-in recording only where there is no GPU.
-    database
-        Path or URL of the tuning database; None for the user's own.
     captured
         Folder of a captured call, whose arguments are the inputs of the session; None for the declared contents. It is
         used with ``fresh``, as times on other inputs are not comparable.
-    trace
-        File for a timeline of the session, in the trace event format of Perfetto and Chrome; None for none.
     """
 
     sampler: str = "auto"
