@@ -451,13 +451,12 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
         "objective": ("objectives", lambda given: _one_or_several(given, str)),
         "verify_problem": ("verify_sizes", lambda given: _one_or_several(given, Mapping)),
         "replay": ("replay", _replay),
-        "db": ("database", lambda given: given),
+        "db": ("database", lambda given: str(given) if isinstance(given, Path) else given),
     }
 )
 """Options that are written in another form than the fields of `TuneOptions`: the field, and the reader of a value."""
 
-_FIELDS = {field.name: field for field in fields(TuneOptions) if field.name != "served"}
-OPTION_NAMES = (*dict.fromkeys([*_FIELDS, *_READERS]),)
+OPTION_NAMES = (*dict.fromkeys([*(field.name for field in fields(TuneOptions) if field.name != "served"), *_READERS]),)
 """Names of options that functions take as keyword arguments."""
 
 
@@ -482,12 +481,6 @@ def session_options(
             continue
         if field in changes:
             raise InputError(f"{field} is given twice, by {name} and by another name; give it once")
-        if isinstance(_FIELDS[field].default, bool) and not isinstance(value, bool):  # TuneOptions takes 0 and 1
-            raise InputError(f"{field} is {value!r}, expected True or False")
-        if field in ("sampler", "scheduler", "gpu_model") and not isinstance(value, str):
-            raise InputError(f"{field} is {value!r}, expected a text")
-        if field == "database" and value is not None:
-            value = str(value)
         if field != name:  # else `TuneOptions` names it as it was written
             check_value(name, value, option_types()[field])
         changes[field] = value
