@@ -8,7 +8,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -299,7 +299,6 @@ def tune_loaded_operation(
     from autotile.serving.operations import computes, libraries_for
     from autotile.serving.selection import model_of
     from autotile.tuning import operation_session
-    from autotile.tuning.schedule import open_lane
 
     objectives, expression = split_objectives(options.objectives, ())
     options = replace(options, objectives=objectives, objective=expression)
@@ -321,19 +320,18 @@ def tune_loaded_operation(
         found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
         return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
 
-    with open_lane(options) if lane is None else nullcontext(lane) as shared:
-        return operation_session.tune_operation(
-            operation,
-            problem,
-            read_settings(),
-            options,
-            libraries=libraries,
-            served=lambda kernel, own: served_so_far(kernel, own, options),
-            proposed=proposed,
-            observe=observe,
-            lane=shared,
-            worker_pool=worker_pool,
-        )
+    return operation_session.tune_operation(
+        operation,
+        problem,
+        read_settings(),
+        options,
+        libraries=libraries,
+        served=lambda kernel, own: served_so_far(kernel, own, options),
+        proposed=proposed,
+        observe=observe,
+        lane=lane,
+        worker_pool=worker_pool,
+    )
 
 
 def tune_problem(

@@ -379,13 +379,13 @@ def tune_family(
         element_type = operation.resolve({}, dtype, defaults=True).dtype
         from autotile.serving.operations import libraries_for
         from autotile.tuning import operation_family
-        from autotile.tuning.schedule import open_lane
 
         words = [f"{name}={extent_text(name, size)}" for name, size in given.items()]
         of = operation, operation_family.operation_family(operation, words, element_type), element_type
-        with forgetting_served(), open_lane(chosen) as lane, observing(observe or progress) as observer:
-            shared: Any = {"libraries": libraries_for(operation), "observe": observer, "lane": lane}
-            return operation_family.tune_operation_family(*of, read_settings(), chosen, **shared)
+        with observing(observe or progress) as observer, forgetting_served():
+            return operation_family.tune_operation_family(
+                *of, read_settings(), chosen, libraries=libraries_for(operation), observe=observer
+            )
     from autotile.tuning import family_session
 
     loaded = load_kernel(kernel)

@@ -54,7 +54,7 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
 from autotile.tuning.result import ScheduleResult
-from autotile.tuning.schedule import Schedule, device_of
+from autotile.tuning.schedule import Schedule
 from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -633,7 +633,6 @@ def tune_operation_family(
     *,
     libraries: Sequence[Library] = (),
     observe: Observer = lambda _: None,
-    lane: Lane | None = None,
 ) -> OperationFamilyResult:
     """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
 
@@ -643,15 +642,14 @@ def tune_operation_family(
     An `InputError` says that there is no GPU, no kernel computes any problem of the family, too few problems were
     measured, or the database cannot be written.
     """
-    lane = lane or Lane(options.devices)
-    device = device_of(options, lane)
-    if device is None:
-        raise InputError("a family of an operation is measured on a GPU, and there is none here")
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    farm = lane.cluster.compilers if lane.cluster is not None else None
     workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
-    with Schedule.open(settings, options, observe, lane) as schedule:
-        pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
-        with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
+    with Schedule.open(settings, options, observe) as schedule:
+        lane, device, worker_pool = schedule.lane, schedule.device, schedule.worker_pool
+        if device is None:
+            raise InputError("a family of an operation is measured on a GPU, and there is none here")
+        farm = lane.cluster.compilers if lane.cluster is not None else None
+        pool = CompilePool(settings, workers, deadline_s, worker_pool=worker_pool, farm=farm)
+        with closing(pool), closing(grid_gpu(lane, worker_pool, options)) as gpu:
             named = tuple(one for one in libraries if one.call is None)
             return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, gpu).cover()

@@ -52,7 +52,7 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import WORK, ScheduleResult
-from autotile.tuning.schedule import Schedule, device_of
+from autotile.tuning.schedule import Schedule
 from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -319,24 +319,23 @@ def tune_operation(
     for name, is_given in of_one_kernel.items():
         if is_given:
             raise InputError(f"{name}: an operation takes no such option; tune one of its kernels by name with it")
-    lane = lane or Lane(options.devices)
-    device = device_of(options, lane)
-    entrants = [
-        _Entrant(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
-        for member, sizes in operation.fitting(problem, device)
-    ]
-    if not entrants:
-        raise InputError(f"no kernel of {operation.name} computes {problem}")
-    for one in entrants:
-        if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
-            one.fail("inapplicable", "no configuration is valid for the problem on this device")
-    if device is not None and options.transfer:
-        fit = {one.name: one for one in entrants if one.state != "inapplicable"}
-        sizes = {name: one.problem.sizes for name, one in fit.items()}
-        for name, config in proposed({name: one.kernel.spec for name, one in fit.items()}, sizes, device):
-            if len(fit[name].seeds) < _MAX_SEEDS:
-                fit[name].seeds.append(config)
     with Schedule.open(settings, options, observe, lane, worker_pool) as schedule:
+        device = schedule.device
+        entrants = [
+            _Entrant(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
+            for member, sizes in operation.fitting(problem, device)
+        ]
+        if not entrants:
+            raise InputError(f"no kernel of {operation.name} computes {problem}")
+        for one in entrants:
+            if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
+                one.fail("inapplicable", "no configuration is valid for the problem on this device")
+        if device is not None and options.transfer:
+            fit = {one.name: one for one in entrants if one.state != "inapplicable"}
+            sizes = {name: one.problem.sizes for name, one in fit.items()}
+            for name, config in proposed({name: one.kernel.spec for name, one in fit.items()}, sizes, device):
+                if len(fit[name].seeds) < _MAX_SEEDS:
+                    fit[name].seeds.append(config)
         return _Halving(operation, problem, schedule, tuple(libraries), served, entrants).run()
 
 
