@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -332,11 +333,8 @@ def _verify_served(
 
 def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[str]:
     """Return the configurations that were found to be correct for the problem of a served kernel, by `config_key`."""
-    opened = Database.open_readonly(str(options.database))
-    if opened is None:
-        return set()
-    with opened:
-        checks = opened.read(CHECKS, kernel=loaded.name, dtype=served.problem.dtype)
+    with Database.open_readonly(str(options.database)) or nullcontext() as opened:
+        checks = opened.read(CHECKS, kernel=loaded.name, dtype=served.problem.dtype) if opened is not None else []
     requested = key_of(loaded, served.problem, served.device, nvrtc_version=nvrtc_version(), l2_mode="cold")
     return {check.config for check in checks if check.passed and check.key == requested}
 

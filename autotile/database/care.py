@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, inspect, literal_column, select, update
 
 from autotile.core.device import device_profile
-from autotile.core.documents import canonical_json, to_document
+from autotile.core.documents import attributes, canonical_json, to_document
 from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of_times, widen_by_session_spread
 from autotile.core.text import Facts, Part, Result, plural
@@ -110,12 +110,9 @@ class DatabaseCheck(Result):
         return to_document(
             {
                 "database": self.location,
-                "exists": self.exists,
-                "ok": self.ok,
+                **attributes(self, "exists", "ok", "unfinished_runs", "problems"),
                 "revision": self.revision if self.exists else None,
                 "rows": self.counts,
-                "unfinished_runs": self.unfinished_runs,
-                "problems": self.problems,
                 "bad_rows": [
                     {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault}
                     for row in self.bad_rows

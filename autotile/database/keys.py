@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Bytes, Count, Name, Text, json_hash
+from autotile.core.documents import Bytes, Count, Name, Text, attributes, json_hash
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text, source_text
 from autotile.cuda.toolchain import installed_nvcc
@@ -224,6 +224,5 @@ def versioned_document(key: TuningKey) -> dict[str, Any]:
     return {
         **study_document(key),
         "device": key.gpu_name,
-        "nvrtc_version": key.nvrtc_version,
-        "template_hash": key.template_hash,
+        **attributes(key, "nvrtc_version", "template_hash"),
     }

@@ -195,11 +195,9 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     ]
 
 
-def is_done(database: Database | None, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
+def is_done(database: Database, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
     """Return True if a finished session tuned a problem on a GPU, unnamed in replay, with at least this effort."""
     target, problem = planned.target, planned.problem
-    if database is None:
-        return False
     for kernel in [member.load() for member in target.members] if isinstance(target, Operation) else [target]:
         version = (*version_of(kernel), options.l2, "cuda" if gpu_name else "replayed")
         sizes = {size: problem.sizes[size] for size in kernel.spec.sizes if size in problem.sizes}

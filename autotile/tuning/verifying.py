@@ -6,7 +6,7 @@ Each passes what a finalist of a session passes; see `autotile.tuning.finals.Fin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -252,11 +252,9 @@ def tuned_problems(
     read, or there is no such problem.
     """
     version = (*version_of(kernel), tuple(kernel.spec.options))
-    opened = Database.open_readonly(database)
-    bests: list[StoredBest] = []
-    if opened is not None:
-        with opened:
-            bests = opened.best(kernel.name, dtype=problem.dtype if problem is not None else dtype, gpu_name=gpu_name)
+    dtype = problem.dtype if problem is not None else dtype
+    with Database.open_readonly(database) or nullcontext() as opened:
+        bests = opened.best(kernel.name, dtype=dtype, gpu_name=gpu_name) if opened is not None else []
     found: dict[str, tuple[Problem, list[StoredBest]]] = {}
     for best in bests:
         key = best.key

@@ -185,7 +185,5 @@ def test_a_page_shows_an_end_that_only_a_later_version_knows_as_it_is_stored(min
         for rule in ("stalled<1>", "budget"):
             end_run(database, begin(database, mine.key(1024))[1], {"stopped": {"rule": rule, "expected_gain": 0.1}})
     results.report(scale_toml, output=tmp_path / "page.html")
-    assert re.findall("<td>(stalled.*?|its time)</td>", (tmp_path / "page.html").read_text()) == [
-        "stalled&lt;1&gt;",
-        "its time",
-    ]
+    shown = re.findall("<td>(stalled.*?|its time)</td>", (tmp_path / "page.html").read_text())
+    assert shown == ["stalled&lt;1&gt;", "its time"]

@@ -1,36 +1,23 @@
 """Whole sessions by replay: search, ends, resuming, finals, kernel failures, progress."""
 
-import io
-import re
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 from judges import BEST, DEFAULT, failed, failing_if, timed
-from rich.console import Console
 
-from autotile.cli.output import render
 from autotile.core.model import Outcome, Trial, config_key
 from autotile.errors import InputError
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.progress_state import Progress
-from autotile.tuning.result import TuneResult
 from autotile.workers.compile_pool import Compiled, CompilePool
 
 
 def keys(trials: list[Trial]) -> list[str]:
     return [config_key(trial.config) for trial in trials]
-
-
-def text_of(result: TuneResult) -> str:
-    """Return a result as a terminal of 80 columns shows it."""
-    screen = Console(width=80, file=io.StringIO())
-    with screen.capture() as captured:
-        screen.print(render(result))
-    return captured.get()
 
 
 class TestSearch:
@@ -129,18 +116,17 @@ class TestDefault:
         assert bench.kernel.spec.default not in [dict(trial.config) for trial in bench.stored()]
         assert (result.default, result.speedup) == (None, None)
         assert result.winner.config == {"THREADS": 64, "WORK": 1}
-        assert result.failed_default.outcome is Outcome.INFEASIBLE
-        assert re.search(r"\ndefault +- +- +infeasible", shown := text_of(result))
-        assert f"default THREADS=128 WORK=1: infeasible, {result.failed_default.reason}" in " ".join(shown.split())
+        table, facts = result._parts()
+        assert table.rows[1] == ("default", "-", "-", "infeasible")
+        assert dict(facts)["default"].startswith("THREADS=128 WORK=1: infeasible, the rule 'enough_blocks' is broken")
 
     @pytest.mark.parametrize("is_recorded", [False, True])
     def test_it_was_not_recorded_or_fails(self, bench, is_recorded):
         judge = failing_if(lambda config: config == DEFAULT, Outcome.WRONG_RESULT)
         result = bench.tune(bench.record(judge, [c for c in bench.configs() if is_recorded or c != DEFAULT]))
         assert (result.default, result.speedup, result.winner.config) == (None, None, BEST)
-        failed = result.failed_default
-        assert (None if failed is None else failed.outcome) == (Outcome.WRONG_RESULT if is_recorded else None)
-        assert re.search(rf"\ndefault +- +- +{'wrong_result' if is_recorded else 'not run'}", text_of(result))
+        table, _ = result._parts()
+        assert table.rows[1][3] == ("wrong_result" if is_recorded else "not run")
 
 
 class TestResume:
