@@ -393,7 +393,6 @@ class PlanRun:
         self._schedule.observe(progress, Place("problem", number + 1, len(self._places), len(self._entries)))
 
     def _end(self, number: int, entry: PlanEntry) -> PlanEntry:
-        """Record and report what became of a problem."""
         self._entries[number] = entry
         problem = entry.planned.problem
         last = self._latest.get(number)

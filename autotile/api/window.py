@@ -97,7 +97,6 @@ class _Collected:
             return None
 
     def is_exact(self, *, pinned: bool = False) -> bool:
-        """Return True if the result that is served was tuned for it."""
         served = self.find(pinned=pinned)
         return served is not None and served.tier == "exact"
 
@@ -363,7 +362,6 @@ def _raced(entry: PlanEntry, request: _Collected) -> PlanEntry:
 
 
 def _served() -> dict[BoundKernel, Dispatcher]:
-    """Return the kernels that the program or a dispatcher keeps, each with its dispatcher."""
     return {kernel: one for one in list(dispatchers) for kernel in one.refresher.kernels()}
 
 

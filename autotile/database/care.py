@@ -343,7 +343,6 @@ def _refusals(target: Database, study_id: int, trial: Trial, after: datetime | N
 def _record_decision(
     target: Database, study_id: int, trial: Trial, *, is_winner: bool, created_at: datetime | None = None
 ) -> None:
-    """Record a run of its own with a copy of the trial, a winner or a refusal."""
     driver = next((run.driver for run in reversed(target.runs(study_id)) if run.driver), "")
     of_run: Any = {"sampler": "merge", "driver": driver, "phase": "final"}
     target.add_run(study_id, [trial], is_ranked=is_winner, created_at=created_at, **of_run)

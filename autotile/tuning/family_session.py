@@ -209,7 +209,6 @@ class _Spread:
     _overhead_s: float = _OVERHEAD_S
 
     def run(self) -> FamilyResult:
-        """Resume where the last run with the same plan stopped, and go on to the rule."""
         self.options, database = self.schedule.options, self.schedule.database
         options, key = self.options, self._key_at({})
         document = {  # a run with another plan starts anew

@@ -608,7 +608,6 @@ def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> 
 
 
 def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
-    """Return True if the shape of an input depends on a flag."""
     sizes = {name: 64 + 16 * place for place, name in enumerate(operation.proper_sizes)}
     plain = {name: operation.sizes[name] for name in (*operation.flags, *operation.conditions)}
     shapes = []

@@ -356,7 +356,6 @@ class _Halving:
     """Held while several threads begin compilations."""
 
     def run(self) -> OperationResult:
-        """Share the budget, hold the last race, and store its times."""
         schedule = self.schedule
         self.options = options = schedule.options
         possible = [one for one in self.entrants if one.state != "inapplicable"]

@@ -55,8 +55,6 @@ class _PlanTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _TuneTable(msgspec.Struct, forbid_unknown_fields=True):
-    """Table ``[[tune]]``."""
-
     kernel: _Text
     sizes: _Sizes = {}
     problems: list[dict[Name, Count]] = []

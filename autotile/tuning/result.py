@@ -182,7 +182,6 @@ class ScheduleResult(Result):
             yield "serve it", self.call
 
     def _ending(self, **more: Any) -> dict[str, Any]:
-        """Return the last keys of the JSON."""
         found = {"seconds": round(self.seconds, 3), **more, "interrupted": self.interrupted, "database": self.database}
         return {**found, "notices": list(self.notices), **({"call": self.call} if self.call else {})}
 
