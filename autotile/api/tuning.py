@@ -254,10 +254,9 @@ def tune(
     if operation is not None:
         _check_no_session_options(kernel, chosen, search)
         problem = operation.resolve(given, dtype, defaults=True)
-        notice = sizes_notice(operation, problem.sizes, given)
     else:
         loaded, problem = open_problem(kernel, given, dtype)
-        notice = sizes_notice(loaded.spec, problem.sizes, given)
+    notice = sizes_notice(operation or loaded.spec, problem.sizes, given)
     assumed = [notice] if notice and announce is None else []
     if notice and announce is not None:
         announce(notice)

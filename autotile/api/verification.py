@@ -370,16 +370,10 @@ def check(
     ----------
     candidate
         Path of the source.
-    like
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes
         Problem sizes and flags; missing ones are taken from the search-space file.
-    **named
-        Sizes and options by name, as for `autotile.tune`.
-    config
-        Configuration of the candidate; parameters that are left out, and all if it is None, are those of the winner.
-    dtype, device, database, options
-        As for `autotile.tune`; of the options, ``verify_sizes``, ``sanitize``, ``l2`` and the timeouts apply.
+    like, config, dtype, device, database, options, **named
+        As for `autotile.verify`; of the options, ``verify_sizes``, ``sanitize``, ``l2`` and the timeouts apply.
 
     Raises
     ------
