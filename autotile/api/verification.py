@@ -223,7 +223,7 @@ def verify(
         raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
     if config is not None or named.get("verify_problem") or named.get("l2", "cold") != "cold":
         raise InputError("--config, --verify-problem and --l2 are of a rewritten source; add --like KERNEL")
-    given, options = read_keywords(kernel, sizes, named, options)
+    given, options = read_keywords(kernel, sizes, named, options, database=database)
     dtype = None if dtype is None else known_dtype(dtype)
     if options.replay is None:
         if device_count() == 0:
@@ -236,13 +236,11 @@ def verify(
     asked = resolve_problem(loaded.spec, given, dtype, defaults=True) if given else None
     if asked is not None and (assumed := sizes_notice(loaded.spec, asked.sizes, given)):
         announce(assumed)
-    options = options if database is None else replace(options, database=str(database))
-    wanted = [asked] if asked is not None else []
-    if served and asked is None:
-        wanted = [one.problem for one, *_ in missed_problems(kernel, options) if dtype in (None, one.problem.dtype)]
     location = str(database_location(options.database))
     options = replace(options, database=location)
     if served:
+        missed = missed_problems(kernel, options) if asked is None else []
+        wanted = [one.problem for one, *_ in missed if dtype in (None, one.problem.dtype)] if asked is None else [asked]
         return VerifyResult(tuple(_verify_served(kernel, loaded, wanted, options, announce)))
     live = options.replay is None
     found = tuned_problems(

@@ -665,9 +665,6 @@ def hold_contest(
             fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
             raced.append((fault, ""))
             continue
-        timed = with_times(trial, reading.rounds_us)
-        assert timed.measurement is not None
-        timed = replace(timed, measurement=replace(timed.measurement, l2=options.l2))
         version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
-        raced.append((timed, version))
+        raced.append((with_times(trial, reading.rounds_us, options.l2), version))
     return raced

@@ -345,7 +345,8 @@ class Session:
                                 search, trials = self._plan.make_search(self._log), self._log.trials
                                 searching.callback(search.close)
                                 lookahead = self._plan.lookahead
-                                self._shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
+                                shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
+                                self._shortlist = shortlist
                                 is_timed = self._options.budget_s is not None  # which slow compilations would use up
                                 learns = sampler_entry(search.sampler).learns
                                 self._compile_pool.longest_first = not (learns or is_timed)
@@ -360,7 +361,7 @@ class Session:
                             self._backend.wait()
                             self._align_scale()
                         with self._clock.phase("search"):
-                            self._search()
+                            self._search(shortlist)
                         self._hold_finals()
                 except KeyboardInterrupt:
                     aborted = True
@@ -473,10 +474,8 @@ class Session:
         if others:  # equal seeds would propose alike
             self._plan.seed += self._record.run_id
 
-    def _search(self) -> None:
+    def _search(self, shortlist: Shortlist) -> None:
         """Try what the user names, then what the search chooses; steps that share no parameters are tuned apart."""
-        shortlist = self._shortlist
-        assert shortlist is not None
         self._try_and_learn(self._options.tries)
         groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
         times = StepTimes(groups, self.space, self._plan.default, self._options.seed) if groups else None
