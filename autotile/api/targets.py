@@ -316,8 +316,7 @@ def tune_loaded_operation(
         location = options.database or str(read_settings().database)
         if (model := model_of(location, operation.name, problem.dtype, device)) is None:
             return []
-        proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
-        found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
+        found = model.choose(operation.without_conditions(problem), sizes, specs, device, count=_PROPOSED)
         return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
 
     return operation_session.tune_operation(

@@ -26,7 +26,6 @@ from autotile.core.model import Config, Measurement, Problem, config_key, config
 from autotile.core.statistics import Interval
 from autotile.core.text import NOTHING, RIGHT, Part, Result, ResultTable, plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
 from autotile.database.keys import key_of
 from autotile.database.winners import CHECKS
@@ -333,7 +332,7 @@ def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[
     """Return the configurations that were found to be correct for the problem of a served kernel, by `config_key`."""
     with Database.open_readonly(str(options.database)) or nullcontext() as opened:
         checks = opened.read(CHECKS, kernel=loaded.name, dtype=served.problem.dtype) if opened is not None else []
-    requested = key_of(loaded, served.problem, served.device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+    requested = key_of(loaded, served.problem, served.device, l2_mode="cold")
     return {check.config for check in checks if check.passed and check.key == requested}
 
 

@@ -24,7 +24,7 @@ from autotile.core.argument_types import checked
 from autotile.core.forks import FORK_LOCK, cached_property
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import plural
-from autotile.cuda.toolchain import load_cupy, nvrtc_version
+from autotile.cuda.toolchain import load_cupy
 from autotile.database.keys import key_of
 from autotile.errors import InputError, NotTunedError, ProblemError, WorkerError
 from autotile.families.family import extent_text, parse_extent
@@ -318,8 +318,7 @@ class TuningWindow:
                     return False
                 if served.is_library or served.choice.shipped:
                     return True
-                of = served.definition, served.problem, served.device
-                key = key_of(*of, nvrtc_version=nvrtc_version(), l2_mode=measured_as)
+                key = key_of(served.definition, served.problem, served.device, l2_mode=measured_as)
                 return is_final(schedule.database, key, raced=served.operation is not None and served.source == "cuda")
 
             run = PlanRun(plan, schedule, is_tuned)

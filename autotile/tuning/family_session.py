@@ -28,7 +28,6 @@ from autotile.core.text import (
     sizes_text,
     time_text,
 )
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, version_of
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.errors import InputError
@@ -250,8 +249,7 @@ class _Spread:
 
     def _key_at(self, sizes: Mapping[str, int]) -> TuningKey:
         """Return the key of a point; without sizes, that of the rule."""
-        problem, nvrtc = Problem(self.kernel.name, sizes, self.dtype), nvrtc_version()
-        return key_of(self.kernel, problem, self.device, nvrtc_version=nvrtc, l2_mode=self.options.l2)
+        return key_of(self.kernel, Problem(self.kernel.name, sizes, self.dtype), self.device, l2_mode=self.options.l2)
 
     @property
     def _elapsed_s(self) -> float:

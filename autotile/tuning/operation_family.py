@@ -25,7 +25,6 @@ from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.learned import save_model
 from autotile.database.winners import UNVERIFIED_SAMPLER
@@ -297,7 +296,7 @@ class Sweep:
                 times[library.name] = reading.measurement.time_us
                 trial = _with_result(Trial({}, Outcome.OK), reading)
                 add(self._library_key(problem, library), [trial], phase="final", is_ranked=True)
-        return SweptProblem(self.proper(problem), kernels, trials, times)
+        return SweptProblem(self.operation.without_conditions(problem), kernels, trials, times)
 
     def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
         """Return the results of an earlier run at a problem; None if there are none.
@@ -324,7 +323,7 @@ class Sweep:
             best = self.database.best(study_id=study_id) if study_id is not None else []
             if best and best[0].trial.time_us is not None:
                 libraries[library.name] = best[0].trial.time_us
-        return SweptProblem(self.proper(problem), kernels, trials, libraries)
+        return SweptProblem(self.operation.without_conditions(problem), kernels, trials, libraries)
 
     def kernels_of(self, problem: Problem) -> dict[str, dict[str, int]]:
         """Return the kernels that compute a problem, each with its sizes and flags."""
@@ -333,10 +332,6 @@ class Sweep:
             for member, sizes in self.operation.fitting(problem, self.device)
             if member.name in self.specs
         }
-
-    def proper(self, problem: Problem) -> dict[str, int]:
-        """Return the sizes and flags of a problem, without the conditions."""
-        return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
 
     @staticmethod
     def _check_version(library: Library, reading: Reading) -> None:
@@ -348,12 +343,11 @@ class Sweep:
             )
 
     def _key(self, name: str, problem: Problem) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self.options.l2
-        return key_of(self.kernels[name], problem, self.device, nvrtc_version=nvrtc, l2_mode=l2)
+        return key_of(self.kernels[name], problem, self.device, l2_mode=self.options.l2)
 
     def _library_key(self, problem: Problem, library: Library) -> TuningKey:
         of = self.operation, problem, self.device, library.name, library.version
-        return library_key(*of, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
+        return library_key(*of, l2_mode=self.options.l2)
 
     def cover(self) -> OperationFamilyResult:
         """Measure where the fastest nearby say what to try, learn, measure what the model proposes, and learn again."""
@@ -461,7 +455,7 @@ class Sweep:
     def _measure(self, problems: Sequence[tuple[Problem, KernelSizes]], share: float) -> None:
         """Measure problems that were not, until a share of the budget is used; the next one compiles meanwhile."""
         known = {tuple(one.sizes.items()) for one in self.measured}
-        left = (one for one in problems if tuple(self.proper(one[0]).items()) not in known)
+        left = (one for one in problems if tuple(self.operation.without_conditions(one[0]).items()) not in known)
         jobs = (self.prepare(*one, self._chosen(*one)) for one in left)
         job = next(jobs, None)
         while job is not None and self._has_time(share) and not self._stop.requested:
@@ -491,7 +485,7 @@ class Sweep:
         Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
         """
         valid = self.valid(problem, kernels, self.candidates.values())
-        sizes = self.proper(problem)
+        sizes = self.operation.without_conditions(problem)
         numbers = {one.key: number for number, one in enumerate(valid)}
         total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
         weights = np.full(len(valid), _UNKNOWN_WEIGHT)

@@ -27,7 +27,6 @@ from autotile.core.text import (
     plural,
     time_text,
 )
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import CONTEST
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import (
@@ -519,16 +518,16 @@ class _Halving:
                 cause = "the last race could not be held, and the times of the kernels' own finals are compared"
                 schedule.notices[f"{cause}: {error}"] = None
                 return self._compared(near, {})
-            nvrtc, l2 = nvrtc_version(), self.options.l2
+            l2 = self.options.l2
             for one, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
                 raced[one.name] = trial
-                self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+                self._store(key_of(one.kernel, one.problem, device, l2_mode=l2), trial, device)
                 one.best = trial if trial.outcome is Outcome.OK else None
                 one.fail("failed", trial.reason)
             for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
                 raced[library.name] = trial
                 of = self.operation, self.problem, device, library.name, version or library.version
-                self._store(library_key(*of, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+                self._store(library_key(*of, l2_mode=l2), trial, device)
         elif self.libraries:
             schedule.notices["launches are replayed: no library can be timed here"] = None
         return self._compared(near, raced)

@@ -41,7 +41,6 @@ from autotile.core.model import (
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import check_output, write_output
 from autotile.errors import ConfigError, DataWarning, InputError
@@ -298,8 +297,7 @@ class Session:
     @property
     def key(self) -> TuningKey:
         """Key of the study."""
-        nvrtc, l2 = nvrtc_version(), self._options.l2
-        return key_of(self._kernel, self._problem, self._backend.device, nvrtc_version=nvrtc, l2_mode=l2)
+        return key_of(self._kernel, self._problem, self._backend.device, l2_mode=self._options.l2)
 
     @property
     def trials(self) -> list[Trial]:

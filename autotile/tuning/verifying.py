@@ -19,7 +19,6 @@ from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, StoredBest, database_location
 from autotile.database.keys import key_of, version_of
 from autotile.errors import InputError
@@ -348,7 +347,7 @@ def check_served(
     trial, device = check.candidate, check.device
     if trial.outcome in _UNCHECKED:
         return None, trial.reason
-    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode=options.l2)
+    key = key_of(kernel, problem, device, l2_mode=options.l2)
     verdict = replace(trial, measurement=None, stage="verify")
     with Database.open(database_location(options.database), set_damage_aside=False) as database:
         database.add_run(key, [verdict], sampler="verify", device=device, driver=device.driver or "", phase="final")
