@@ -1,7 +1,6 @@
 """How results that are stored or exchanged display themselves; the commands test their values."""
 
 import json
-import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -182,8 +181,6 @@ def test_a_bundle_is_of_a_kernel_or_several_or_one_problem(scale, tmp_path):
 def test_a_page_shows_an_end_that_only_a_later_version_knows_as_it_is_stored(mine, scale_toml, tmp_path):
     mine.put(1024, FAST, 10.0)
     with Database.open(mine.path) as database:
-        for rule in ("stalled<1>", "budget"):
-            end_run(database, begin(database, mine.key(1024))[1], {"stopped": {"rule": rule, "expected_gain": 0.1}})
-    results.report(scale_toml, output=tmp_path / "page.html")
-    shown = re.findall("<td>(stalled.*?|its time)</td>", (tmp_path / "page.html").read_text())
-    assert shown == ["stalled&lt;1&gt;", "its time"]
+        end_run(database, begin(database, mine.key(1024))[1], {"stopped": {"rule": "stalled<1>"}})
+    page = results.report(scale_toml, output=tmp_path / "page.html").file.read_text()
+    assert "<td>stalled&lt;1&gt;</td>" in page
