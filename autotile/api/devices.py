@@ -116,10 +116,8 @@ def measure_device(device: int | str | None = None, *, database: str | Path | No
 
     Parameters
     ----------
-    device
-        CUDA index or name of a GPU of this machine; None for the first.
-    database
-        Path or URL of the database; None for the user's own.
+    device, database
+        As for `autotile.devices`.
 
     Returns
     -------

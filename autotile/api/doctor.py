@@ -19,7 +19,7 @@ from autotile.cuda.toolchain import INSTALL_WHEELS, find_nvcc, installed_nvcc, l
 from autotile.database.database import Database
 from autotile.database.engine import parse_location
 from autotile.database.paths import check_writable
-from autotile.errors import AutotileError, ToolchainError
+from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.exchange.recording import list_recordings
 from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -150,7 +150,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         *_check_headers(),
         HealthCheck("nvcc", "ok", f"version {nvcc} in {find_nvcc()}" if nvcc else _NO_NVCC),
         _check("compiler", lambda: _compiler_text(architecture, settings)),
-        _check_cache(settings),
+        _check("cubin cache", lambda: _cache_text(settings), remedy="set AUTOTILE_CACHE"),
         _check("database", lambda: _database_text(location), remedy=remedy),
         HealthCheck("kernels", "ok" if names and not faults else "warn", kernels),
         *(HealthCheck("recording", "warn", problem, "record it again, or delete it") for problem in damaged),
@@ -220,17 +220,13 @@ def _compiler_text(architecture: str, settings: Settings) -> str:
     return f"a tiny kernel compiles for {architecture} in {compiled.seconds:.2f} s"
 
 
-def _check_cache(settings: Settings) -> HealthCheck:
+def _cache_text(settings: Settings) -> str:
     try:
         cache = CubinCache(settings.cache, settings.cache_limit_bytes)
         with tempfile.TemporaryFile(dir=settings.cache):
-            used, limit = bytes_text(cache.size_bytes()), bytes_text(settings.cache_limit_bytes)
-        return HealthCheck("cubin cache", "ok", f"{settings.cache}: {used} of {limit}")
-    except AutotileError as error:
-        return HealthCheck("cubin cache", "fail", str(error))
+            return f"{settings.cache}: {bytes_text(cache.size_bytes())} of {bytes_text(settings.cache_limit_bytes)}"
     except OSError as error:
-        detail = f"cannot write {settings.cache}: {error.strerror}"
-        return HealthCheck("cubin cache", "fail", detail, "set AUTOTILE_CACHE")
+        raise InputError(f"cannot write {settings.cache}: {error.strerror}") from None
 
 
 def _database_text(location: str) -> str:

@@ -8,12 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from autotile.api.targets import (
-    merge_sizes,
-    open_problem,
-    resolve_device,
-    sizes_notice,
-)
+from autotile.api.targets import merge_sizes, open_problem, resolve_device, sizes_notice
 from autotile.core.argument_types import checked_except
 from autotile.core.device import gpu_name_of
 from autotile.core.dtypes import dtype_name
@@ -369,12 +364,10 @@ def bundle(
         one tuned problem. Of an operation, all configurations that its models of time choose among are packed.
     output
         File to write.
-    architectures
-        Architectures to compile for, such as ``sm_90``; empty for those of the GPUs that a kernel is tuned on.
+    architectures, database
+        As for `autotile.export`.
     dtype
         Element type of the results to pack; None for all.
-    database
-        Path or URL of the tuning database; None for the user's own.
 
     Raises
     ------

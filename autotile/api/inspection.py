@@ -761,14 +761,8 @@ def occupancy(
 
     Parameters
     ----------
-    threads
-        Threads per block.
-    registers
-        Registers per thread; 0 to leave them out of account.
-    smem_bytes
-        Static and dynamic shared memory per block, in bytes.
-    device
-        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
+    threads, registers, smem_bytes, device
+        As ``threads``, ``registers``, ``smem`` and ``device`` for `autotile.explain`.
 
     Raises
     ------
@@ -828,22 +822,8 @@ def survey(
 
     Parameters
     ----------
-    kernel
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
-    sizes, **named_sizes
-        Problem sizes and flags; missing ones are taken from the search-space file.
-    dtype
-        Element type; None for the kernel's first.
-    device
-        CUDA index of a GPU of this machine, or name of a GPU; None for the first GPU and, without a GPU, an H200.
-    sample
-        Number of configurations to compile, chosen at random; None for all.
-    seed
-        Seed of the choice: of equal seeds, a smaller sample is part of a larger one.
-    workers
-        Number of compile processes, at most two per core; None for one per core.
-    observe
-        Called with the state as compilations end.
+    kernel, sizes, **named_sizes, dtype, device, sample, seed, workers, observe
+        As for `autotile.space`. Of equal seeds, a smaller sample is part of a larger one.
 
     Raises
     ------

@@ -393,16 +393,14 @@ class PlanRun:
         self._schedule.observe(progress, Place("problem", number + 1, len(self._places), len(self._entries)))
 
     def _end(self, number: int, entry: PlanEntry) -> PlanEntry:
-        """Record and report what became of a problem."""
         self._entries[number] = entry
         problem = entry.planned.problem
-        last = self._latest.pop(number, None)
+        last = self._latest.get(number)
         if last is None:  # it failed before its session began
-            last = Progress("", problem, None, 0, None, 0.0, None, {}, {}, None, Workrate(None, None, problem.dtype))
+            last = Progress("", problem, None, rate=Workrate(None, None, problem.dtype))
         endings = {"tuned": entry.time_text, "failed": f"failed: {entry.reason}", "done": "tuned before"}
         ending = endings.get(entry.state, "left")
-        place = Place("problem", number + 1, len(self._places), len(self._entries))
-        self._schedule.observe(replace(last, problem=problem, phase="ended", ending=ending, path=()), place)
+        self._see(number, replace(last, problem=problem, phase="ended", ending=ending, path=()))
         return entry
 
 
@@ -475,7 +473,7 @@ def plan(
     device
         GPU whose misses are planned; None for the first.
     database
-        Path or URL of the tuning database; None for the user's own.
+        As for `autotile.tune`.
 
     Raises
     ------

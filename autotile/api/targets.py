@@ -8,9 +8,8 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
@@ -72,16 +71,11 @@ def resolve_device(device: int | str | None = None) -> tuple[DeviceProperties, s
     profile, such as ``"h200"``; or the name of a GPU of this machine for which there is no profile. None selects the
     first GPU of this machine and, without a GPU, the profile of an H200.
     """
-    if device is None and device_count() == 0:
+    served = resolve_served_device(device)
+    if served is None and device_count() == 0:
         profile = device_profile(_FALLBACK_PROFILE)
         return profile, f"no CUDA device here: the answer is for the {profile.name}; --device names another"
-    if device is not None and _parse_index(device) is None:
-        try:
-            return device_profile(str(device)), ""
-        except InputError:
-            if _find_gpu(str(device)) is None:
-                raise
-    return live_device(resolve_gpu(device)), ""
+    return device_profile(served) if isinstance(served, str) else live_device(served or 0), ""
 
 
 def resolve_served_device(device: int | str | None) -> int | str | None:
@@ -282,20 +276,14 @@ def served_so_far(kernel: Kernel, problem: Problem, options: TuneOptions) -> Con
     return dict(served.config) if served.tier != "default" else None
 
 
-def forget_served() -> None:
-    """Let the next look-up of a kernel read the database again, if this process has looked one up."""
-    dispatcher = sys.modules.get("autotile.serving.dispatcher")
-    if dispatcher is not None:
-        dispatcher.forget_served()
-
-
 @contextmanager
 def forgetting_served() -> Iterator[None]:
-    """Let look-ups after the block read the database again."""
+    """Let look-ups after the block read the database again, if this process has looked a kernel up."""
     try:
         yield
     finally:
-        forget_served()
+        if (dispatcher := sys.modules.get("autotile.serving.dispatcher")) is not None:
+            dispatcher.forget_served()
 
 
 def tune_loaded_operation(
@@ -309,8 +297,8 @@ def tune_loaded_operation(
 ) -> OperationResult:
     """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
     from autotile.serving.operations import computes, libraries_for
+    from autotile.serving.selection import model_of
     from autotile.tuning import operation_session
-    from autotile.tuning.schedule import open_lane
 
     objectives, expression = split_objectives(options.objectives, ())
     options = replace(options, objectives=objectives, objective=expression)
@@ -321,40 +309,28 @@ def tune_loaded_operation(
         for library in libraries_for(operation, is_present=is_here)
         if computes(library, operation, problem) and (is_here or library.call is None)
     ]
-    with open_lane(options) if lane is None else nullcontext(lane) as shared:
-        return operation_session.tune_operation(
-            operation,
-            problem,
-            read_settings(),
-            options,
-            libraries=libraries,
-            served=lambda kernel, own: served_so_far(kernel, own, options),
-            proposed=partial(_expected_by_model, operation, problem, database=options.database),
-            observe=observe,
-            lane=shared,
-            worker_pool=worker_pool,
-        )
 
+    def proposed(
+        specs: Mapping[str, KernelSpec], sizes: Mapping[str, Mapping[str, int]], device: DeviceProperties
+    ) -> list[tuple[str, Config]]:
+        location = options.database or str(read_settings().database)
+        if (model := model_of(location, operation.name, problem.dtype, device)) is None:
+            return []
+        found = model.choose(operation.without_conditions(problem), sizes, specs, device, count=_PROPOSED)
+        return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
 
-def _expected_by_model(
-    operation: Operation,
-    problem: Problem,
-    kernels: Mapping[str, Kernel],
-    sizes: Mapping[str, Mapping[str, int]],
-    device: DeviceProperties,
-    *,
-    database: str | None,
-) -> list[tuple[str, Config]]:
-    """Return the configurations that the model of the operation expects to be the fastest; none without a model."""
-    from autotile.serving.selection import model_of
-
-    model = model_of(database or str(read_settings().database), operation.name, problem.dtype, device)
-    if model is None:
-        return []
-    proper = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
-    specs = {name: kernel.spec for name, kernel in kernels.items()}
-    found = model.choose(proper, sizes, specs, device, count=_PROPOSED)
-    return [(one.candidate.kernel, dict(one.candidate.config)) for one in found if not one.candidate.is_library]
+    return operation_session.tune_operation(
+        operation,
+        problem,
+        read_settings(),
+        options,
+        libraries=libraries,
+        served=lambda kernel, own: served_so_far(kernel, own, options),
+        proposed=proposed,
+        observe=observe,
+        lane=lane,
+        worker_pool=worker_pool,
+    )
 
 
 def tune_problem(
@@ -472,13 +448,12 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
         "objective": ("objectives", lambda given: _one_or_several(given, str)),
         "verify_problem": ("verify_sizes", lambda given: _one_or_several(given, Mapping)),
         "replay": ("replay", _replay),
-        "db": ("database", lambda given: given),
+        "db": ("database", lambda given: str(given) if isinstance(given, Path) else given),
     }
 )
 """Options that are written in another form than the fields of `TuneOptions`: the field, and the reader of a value."""
 
-_FIELDS = {field.name: field for field in fields(TuneOptions) if field.name != "served"}
-OPTION_NAMES = (*dict.fromkeys([*_FIELDS, *_READERS]),)
+OPTION_NAMES = (*dict.fromkeys([*(field.name for field in fields(TuneOptions) if field.name != "served"), *_READERS]),)
 """Names of options that functions take as keyword arguments."""
 
 
@@ -503,12 +478,6 @@ def session_options(
             continue
         if field in changes:
             raise InputError(f"{field} is given twice, by {name} and by another name; give it once")
-        if isinstance(_FIELDS[field].default, bool) and not isinstance(value, bool):  # TuneOptions takes 0 and 1
-            raise InputError(f"{field} is {value!r}, expected True or False")
-        if field in ("sampler", "scheduler", "gpu_model") and not isinstance(value, str):
-            raise InputError(f"{field} is {value!r}, expected a text")
-        if field == "database" and value is not None:
-            value = str(value)
         if field != name:  # else `TuneOptions` names it as it was written
             check_value(name, value, option_types()[field])
         changes[field] = value

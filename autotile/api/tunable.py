@@ -379,7 +379,6 @@ class TunableKernel(Result):
 
 @cache
 def _session_folder() -> Path:
-    """Return a folder for the sources that are texts, which is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="autotile-"))
     process = os.getpid()
 

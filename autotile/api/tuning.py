@@ -16,7 +16,6 @@ from autotile.api.targets import (
     check_gpu,
     checked_options,
     complete_config,
-    forget_served,
     forgetting_served,
     open_problem,
     read_keywords,
@@ -26,13 +25,12 @@ from autotile.api.targets import (
     tune_problem,
 )
 from autotile.core.argument_types import check_value, checked
-from autotile.core.dtypes import dtype_name
 from autotile.core.model import TIME, Config, Problem, Trial, config_key, split_objectives
 from autotile.core.text import Result, device_text, plural, time_text
 from autotile.database.paths import check_output
 from autotile.errors import InputError
 from autotile.kernel.library import KernelName, held_kernel, load_kernel
-from autotile.kernel.operation import Operation, named_operation
+from autotile.kernel.operation import named_operation
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import absolute_path, read_settings, user_path
@@ -256,10 +254,9 @@ def tune(
     if operation is not None:
         _check_no_session_options(kernel, chosen, search)
         problem = operation.resolve(given, dtype, defaults=True)
-        notice = sizes_notice(operation, problem.sizes, given)
     else:
         loaded, problem = open_problem(kernel, given, dtype)
-        notice = sizes_notice(loaded.spec, problem.sizes, given)
+    notice = sizes_notice(operation or loaded.spec, problem.sizes, given)
     assumed = [notice] if notice and announce is None else []
     if notice and announce is not None:
         announce(notice)
@@ -374,8 +371,20 @@ def tune_family(
         if plan is not None:
             raise InputError("a plan is of a kernel's family; of an operation's, trials is the number of problems")
         announce(sizes_notice(operation, operation.sizes, given))
+        of_sessions = ("sampler", "until", "spend", "transfer", "fresh", "only", "tries", "verify_sizes")
+        if _differ(chosen, *of_sessions, "objectives", "maximize", "finals", "precision", "sanitize"):
+            raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
+        check_gpu(chosen)
+        element_type = operation.resolve({}, dtype, defaults=True).dtype
+        from autotile.serving.operations import libraries_for
+        from autotile.tuning import operation_family
+
         words = [f"{name}={extent_text(name, size)}" for name, size in given.items()]
-        return _tune_operation_family(operation, words, dtype, chosen, observe or progress)
+        of = operation, operation_family.operation_family(operation, words, element_type), element_type
+        with observing(observe or progress) as observer, forgetting_served():
+            return operation_family.tune_operation_family(
+                *of, read_settings(), chosen, libraries=libraries_for(operation), observe=observer
+            )
     from autotile.tuning import family_session
 
     loaded = load_kernel(kernel)
@@ -395,37 +404,6 @@ def tune_family(
         )
     largest = replace(problem, sizes=family.largest)
     return replace(found, call=serving_call(kernel, largest, dtype=dtype, database=chosen.database))
-
-
-def _tune_operation_family(
-    operation: Operation, words: Sequence[str], dtype: str | None, options: TuneOptions, progress: bool | Observer
-) -> OperationFamilyResult:
-    """Measure a family of an operation, learn a model of time from it, and store it; errors as for `tune_family`."""
-    from autotile.serving.operations import libraries_for
-    from autotile.tuning import operation_family
-    from autotile.tuning.schedule import open_lane
-
-    of_sessions = ("sampler", "until", "spend", "transfer", "fresh", "only", "tries", "verify_sizes")
-    if _differ(options, *of_sessions, "objectives", "maximize", "finals", "precision", "sanitize"):
-        raise InputError("a family of an operation takes only a budget, a number of problems, and a seed")
-    check_gpu(options)
-    chosen = dtype_name(dtype) if dtype is not None else operation.dtypes[0]
-    if chosen not in operation.dtypes:
-        raise InputError(
-            f"{operation.name} does not support dtype {chosen!r}; it supports {', '.join(operation.dtypes)}"
-        )
-    family = operation_family.operation_family(operation, words, chosen)
-    with forgetting_served(), open_lane(options) as lane, observing(progress) as observe:
-        return operation_family.tune_operation_family(
-            operation,
-            family,
-            chosen,
-            read_settings(),
-            options,
-            libraries=libraries_for(operation),
-            observe=observe,
-            lane=lane,
-        )
 
 
 @checked
@@ -602,9 +580,8 @@ class TuningSession(Result):
         if self.result is None:
             self._check_open()
             self._is_open = False
-            with self._resources:
+            with forgetting_served(), self._resources:
                 self.result = self._session.finish()
-            forget_served()  # the next get_best_kernel reads the database again
         return self.result
 
     def close(self) -> None:

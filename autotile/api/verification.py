@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,7 +26,6 @@ from autotile.core.model import Config, Measurement, Problem, config_key, config
 from autotile.core.statistics import Interval
 from autotile.core.text import NOTHING, RIGHT, Part, Result, ResultTable, plural, source_text, time_text
 from autotile.cuda.driver import device_count, live_device
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, database_location
 from autotile.database.keys import key_of
 from autotile.database.winners import CHECKS
@@ -222,7 +222,7 @@ def verify(
         raise InputError("--aged selects tuned problems and --served untuned ones; give one of them")
     if config is not None or named.get("verify_problem") or named.get("l2", "cold") != "cold":
         raise InputError("--config, --verify-problem and --l2 are of a rewritten source; add --like KERNEL")
-    given, options = read_keywords(kernel, sizes, named, options)
+    given, options = read_keywords(kernel, sizes, named, options, database=database)
     dtype = None if dtype is None else known_dtype(dtype)
     if options.replay is None:
         if device_count() == 0:
@@ -235,13 +235,11 @@ def verify(
     asked = resolve_problem(loaded.spec, given, dtype, defaults=True) if given else None
     if asked is not None and (assumed := sizes_notice(loaded.spec, asked.sizes, given)):
         announce(assumed)
-    options = options if database is None else replace(options, database=str(database))
-    wanted = [asked] if asked is not None else []
-    if served and asked is None:
-        wanted = [one.problem for one, *_ in missed_problems(kernel, options) if dtype in (None, one.problem.dtype)]
     location = str(database_location(options.database))
     options = replace(options, database=location)
     if served:
+        missed = missed_problems(kernel, options) if asked is None else []
+        wanted = [one.problem for one, *_ in missed if dtype in (None, one.problem.dtype)] if asked is None else [asked]
         return VerifyResult(tuple(_verify_served(kernel, loaded, wanted, options, announce)))
     live = options.replay is None
     found = tuned_problems(
@@ -332,12 +330,9 @@ def _verify_served(
 
 def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[str]:
     """Return the configurations that were found to be correct for the problem of a served kernel, by `config_key`."""
-    opened = Database.open_readonly(str(options.database))
-    if opened is None:
-        return set()
-    with opened:
-        checks = opened.read(CHECKS, kernel=loaded.name, dtype=served.problem.dtype)
-    requested = key_of(loaded, served.problem, served.device, nvrtc_version=nvrtc_version(), l2_mode="cold")
+    with Database.open_readonly(str(options.database)) or nullcontext() as opened:
+        checks = opened.read(CHECKS, kernel=loaded.name, dtype=served.problem.dtype) if opened is not None else []
+    requested = key_of(loaded, served.problem, served.device, l2_mode="cold")
     return {check.config for check in checks if check.passed and check.key == requested}
 
 
@@ -372,16 +367,10 @@ def check(
     ----------
     candidate
         Path of the source.
-    like
-        Name of a kernel, path of a search-space file, or a kernel from `autotile.kernel`.
     sizes
         Problem sizes and flags; missing ones are taken from the search-space file.
-    **named
-        Sizes and options by name, as for `autotile.tune`.
-    config
-        Configuration of the candidate; parameters that are left out, and all if it is None, are those of the winner.
-    dtype, device, database, options
-        As for `autotile.tune`; of the options, ``verify_sizes``, ``sanitize``, ``l2`` and the timeouts apply.
+    like, config, dtype, device, database, options, **named
+        As for `autotile.verify`; of the options, ``verify_sizes``, ``sanitize``, ``l2`` and the timeouts apply.
 
     Raises
     ------

@@ -24,7 +24,7 @@ from autotile.core.argument_types import checked
 from autotile.core.forks import FORK_LOCK, cached_property
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import plural
-from autotile.cuda.toolchain import load_cupy, nvrtc_version
+from autotile.cuda.toolchain import load_cupy
 from autotile.database.keys import key_of
 from autotile.errors import InputError, NotTunedError, ProblemError, WorkerError
 from autotile.families.family import extent_text, parse_extent
@@ -97,7 +97,6 @@ class _Collected:
             return None
 
     def is_exact(self, *, pinned: bool = False) -> bool:
-        """Return True if the result that is served was tuned for it."""
         served = self.find(pinned=pinned)
         return served is not None and served.tier == "exact"
 
@@ -319,8 +318,7 @@ class TuningWindow:
                     return False
                 if served.is_library or served.choice.shipped:
                     return True
-                of = served.definition, served.problem, served.device
-                key = key_of(*of, nvrtc_version=nvrtc_version(), l2_mode=measured_as)
+                key = key_of(served.definition, served.problem, served.device, l2_mode=measured_as)
                 return is_final(schedule.database, key, raced=served.operation is not None and served.source == "cuda")
 
             run = PlanRun(plan, schedule, is_tuned)
@@ -363,7 +361,6 @@ def _raced(entry: PlanEntry, request: _Collected) -> PlanEntry:
 
 
 def _served() -> dict[BoundKernel, Dispatcher]:
-    """Return the kernels that the program or a dispatcher keeps, each with its dispatcher."""
     return {kernel: one for one in list(dispatchers) for kernel in one.refresher.kernels()}
 
 

@@ -291,8 +291,9 @@ Rule = Literal["interrupt", "trials", "budget", "until", "settled", "space"]
 class Stopped:
     """The reason for the end of a search."""
 
-    rule: Rule
-    """``settled`` where nothing more was expected, and ``space`` where every configuration was tried."""
+    rule: Name
+    """A `Rule`, such as ``settled`` where nothing more was expected, and ``space`` where every configuration was tried;
+    of a stored run, it may be one of a later version."""
     expected_gain: Finite | None = None
     """Expected relative gain in speed from `more_trials` further trials, 0.01 for 1 %; None for a sampler that does not
     estimate it."""

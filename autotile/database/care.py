@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, inspect, literal_column, select, update
 
 from autotile.core.device import device_profile
-from autotile.core.documents import canonical_json, to_document
+from autotile.core.documents import attributes, canonical_json, to_document
 from autotile.core.model import Measurement, Trial, config_key
 from autotile.core.statistics import Interval, ratio_of_times, widen_by_session_spread
 from autotile.core.text import Facts, Part, Result, plural
@@ -110,12 +110,9 @@ class DatabaseCheck(Result):
         return to_document(
             {
                 "database": self.location,
-                "exists": self.exists,
-                "ok": self.ok,
+                **attributes(self, "exists", "ok", "unfinished_runs", "problems"),
                 "revision": self.revision if self.exists else None,
                 "rows": self.counts,
-                "unfinished_runs": self.unfinished_runs,
-                "problems": self.problems,
                 "bad_rows": [
                     {"table": row.table, "id": row.row_id, "field": row.field, "reason": row.fault}
                     for row in self.bad_rows
@@ -346,7 +343,6 @@ def _refusals(target: Database, study_id: int, trial: Trial, after: datetime | N
 def _record_decision(
     target: Database, study_id: int, trial: Trial, *, is_winner: bool, created_at: datetime | None = None
 ) -> None:
-    """Record a run of its own with a copy of the trial, a winner or a refusal."""
     driver = next((run.driver for run in reversed(target.runs(study_id)) if run.driver), "")
     of_run: Any = {"sampler": "merge", "driver": driver, "phase": "final"}
     target.add_run(study_id, [trial], is_ranked=is_winner, created_at=created_at, **of_run)

@@ -280,7 +280,6 @@ def run_text(connection: Connection, statement: str, values: Row | Sequence[Row]
 
 @cache
 def _server_text(statement: str) -> str:
-    """Return a statement with the parameters of PostgreSQL's driver, ``%(name)s``."""
     return _PARAMETER.sub(r"%(\1)s", statement)
 
 

@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Bytes, Count, Name, Text, json_hash
+from autotile.core.documents import Bytes, Count, Name, Text, attributes, json_hash
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text, source_text
 from autotile.cuda.toolchain import installed_nvcc
+from autotile.cuda.toolchain import nvrtc_version as installed_nvrtc
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Operation
 from autotile.kernel.spec import KernelSpec, Step
@@ -103,9 +104,9 @@ def key_differences(tuned: TuningKey, requested: TuningKey) -> tuple[tuple[str, 
 
 
 def key_of(
-    kernel: Kernel, problem: Problem, device: DeviceProperties, *, nvrtc_version: str, l2_mode: L2Mode
+    kernel: Kernel, problem: Problem, device: DeviceProperties, *, nvrtc_version: str | None = None, l2_mode: L2Mode
 ) -> TuningKey:
-    """Return the key of a kernel's results for a problem on a device."""
+    """Return the key of a kernel's results for a problem on a device, with the installed NVRTC if none is given."""
     if kernel.spec.build.compiler == "nvcc":
         nvrtc_version = f"nvcc {installed_nvcc()}".strip()
     return TuningKey.for_device(
@@ -114,7 +115,7 @@ def key_of(
         template_hash=kernel.source_hash,
         space_hash=space_hash(kernel.spec),
         options=kernel.spec.options,
-        nvrtc_version=nvrtc_version,
+        nvrtc_version=installed_nvrtc() if nvrtc_version is None else nvrtc_version,
         l2_mode=l2_mode,
     )
 
@@ -126,7 +127,7 @@ def library_key(
     library: str,
     version: str,
     *,
-    nvrtc_version: str,
+    nvrtc_version: str | None = None,
     l2_mode: L2Mode = "cold",
 ) -> TuningKey:
     """Return the key of a library's results for a problem of an operation on a device.
@@ -134,14 +135,14 @@ def library_key(
     A library is stored as a kernel of one configuration, which has no parameters. The conditions of the problem limit
     the kernels only, and are not part of the key. Times of another version of the library are of another study.
     """
-    sizes = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+    sizes = operation.without_conditions(problem)
     return TuningKey.for_device(
         Problem(f"{operation.name}:{library}", sizes, problem.dtype),
         device,
         template_hash=operation.digest,
         space_hash=json_hash({"library": library, "version": version}),
         options=(),
-        nvrtc_version=nvrtc_version,
+        nvrtc_version=installed_nvrtc() if nvrtc_version is None else nvrtc_version,
         l2_mode=l2_mode,
     )
 
@@ -224,6 +225,5 @@ def versioned_document(key: TuningKey) -> dict[str, Any]:
     return {
         **study_document(key),
         "device": key.gpu_name,
-        "nvrtc_version": key.nvrtc_version,
-        "template_hash": key.template_hash,
+        **attributes(key, "nvrtc_version", "template_hash"),
     }

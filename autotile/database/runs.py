@@ -354,7 +354,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             self._note(connection, newest, [row[0] for row in run_text(connection, _NEWS, where)])
 
     def _looked_at(self, connection: Connection) -> int:
-        """Return the id after which trials may be new."""
         return max(self._first_id, self._newest_id - (_LATE_IDS if _is_server(connection) else 0))
 
     def _note(self, connection: Connection, newest: int, found: Sequence[int]) -> None:
@@ -417,7 +416,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         self._owner = ""
 
     def _read_back(self) -> None:
-        """Raise `DatabaseError` unless the file at the path holds the run."""
         self._database.check_integrity()
         with self._database.reading() as connection:
             columns = (TRIALS.c[name] for name in TRIAL_IDENTITY)

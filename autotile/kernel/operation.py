@@ -143,6 +143,10 @@ class Operation(msgspec.Struct, frozen=True, dict=True):
         """Sizes that are neither flags nor conditions."""
         return tuple(name for name in self.sizes if name not in self.flags and name not in self.conditions)
 
+    def without_conditions(self, problem: Problem) -> dict[str, int]:
+        """Return the sizes and flags of a problem."""
+        return {name: size for name, size in problem.sizes.items() if name not in self.conditions}
+
     def is_optional(self, name: str) -> bool:
         """Return True if a problem may omit a size: flags, conditions, and sizes whose default is 1."""
         return name in self.flags or name in self.conditions or self.sizes[name] == 1

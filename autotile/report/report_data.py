@@ -244,7 +244,7 @@ def _operation_data(
     """Return the contenders for a problem on a GPU, and the studies of its kernels, fastest first."""
     kernels = {member.name: member.load() for member, _ in operation.fitting(problem)}
     wanted = {member.name: {**kernels[member.name].spec.sizes, **own} for member, own in operation.fitting(problem)}
-    shared = {name: size for name, size in problem.sizes.items() if name not in operation.conditions}
+    shared = operation.without_conditions(problem)
     for study in studies:
         if study.key.kernel.startswith(f"{operation.name}:"):
             wanted[study.key.kernel] = shared

@@ -301,7 +301,7 @@ def _runs(study: StudyData) -> Markup | None:
             took,
             run.sampler,
             str(run.seed) if run.seed is not None else NOTHING,
-            _END_REASONS[stopped.rule] if stopped else NOTHING,
+            _END_REASONS.get(stopped.rule, stopped.rule) if stopped else NOTHING,
             run.host or NOTHING,
             run.autotile_version,
         )

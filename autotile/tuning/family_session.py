@@ -15,7 +15,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.text import (
     NOTHING,
@@ -28,7 +28,6 @@ from autotile.core.text import (
     sizes_text,
     time_text,
 )
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, version_of
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.errors import InputError
@@ -126,9 +125,7 @@ class FamilyResult(ScheduleResult, Reported):
             if losses := rule.held_out_losses:
                 held_out = {"mean": sum(losses) / len(losses), "worst": max(losses)}
         return {
-            "kernel": self.kernel,
-            "family": self.family,
-            "dtype": self.dtype,
+            **attributes(self, "kernel", "family", "dtype"),
             "device": self.device.identity,
             "loss": loss,
             "held_out_loss": held_out,
@@ -211,14 +208,11 @@ class _Spread:
     _overhead_s: float = _OVERHEAD_S
 
     def run(self) -> FamilyResult:
-        """Resume where the last run with the same plan stopped, and go on to the rule."""
         self.options, database = self.schedule.options, self.schedule.database
         options, key = self.options, self._key_at({})
         document = {  # a run with another plan starts anew
             "points": [dict(sizes) for sizes in self.points],
-            "trials": options.trials,
-            "budget_s": options.budget_s,
-            "until": options.until,
+            **attributes(options, "trials", "budget_s", "until"),
             "max_configs": self.plan.max_configs,
         }
         stored = family_state(database, key, self.family)
@@ -255,8 +249,7 @@ class _Spread:
 
     def _key_at(self, sizes: Mapping[str, int]) -> TuningKey:
         """Return the key of a point; without sizes, that of the rule."""
-        problem, nvrtc = Problem(self.kernel.name, sizes, self.dtype), nvrtc_version()
-        return key_of(self.kernel, problem, self.device, nvrtc_version=nvrtc, l2_mode=self.options.l2)
+        return key_of(self.kernel, Problem(self.kernel.name, sizes, self.dtype), self.device, l2_mode=self.options.l2)
 
     @property
     def _elapsed_s(self) -> float:

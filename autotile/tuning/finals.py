@@ -12,6 +12,7 @@ from autotile.core.model import (
     GPU_SCALE,
     OUTPUT_DIGEST,
     Config,
+    L2Mode,
     Measurement,
     Outcome,
     Trial,
@@ -385,18 +386,17 @@ def _cost_ratio(
     return ratio_of(*(Interval(value, min(bounds), max(bounds)) for value, *bounds in costs))
 
 
-def with_times(trial: Trial, times_us: Sequence[float]) -> Trial:
-    """Return a trial with its times in a race."""
+def with_times(trial: Trial, times_us: Sequence[float], l2: L2Mode = "cold") -> Trial:
+    """Return a trial with its times in a race; ``l2`` is of one that has no time yet."""
     interval = median_interval(times_us)
-    l2 = trial.measurement.l2 if trial.measurement is not None else "cold"
+    l2 = trial.measurement.l2 if trial.measurement is not None else l2
     measurement = Measurement(interval.value, interval.low, interval.high, tuple(times_us), l2)
     return replace(trial, outcome=Outcome.OK, reason="", stage="finals", measurement=measurement)
 
 
 def interval_of(trial: Trial) -> Interval:
     """Return the measured time of a finalist with its interval, in microseconds."""
-    if trial.measurement is None:
-        raise ValueError(f"a finalist was never measured: {trial.config}")
+    assert trial.measurement is not None
     return Interval(trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us)
 
 

@@ -379,13 +379,11 @@ class GpuGroup(Backend):
         return [member for member in self._members if member.state != "lost"]
 
     def _give_back(self, tasks: Iterable[_Submitted]) -> None:
-        """Put candidates back to the front of the queue."""
         self._queue.extendleft(reversed([*tasks]))
         self._changed.notify_all()
         self._queued.notify_all()
 
     def _lose(self, member: _GroupGpu, error: AutotileError) -> None:
-        """Give a GPU up after an error, and release it."""
         with self._changed:
             if member.state == "lost" or self._closing:
                 return
@@ -419,7 +417,6 @@ class GpuGroup(Backend):
             raise self._error or WorkerError("no GPU is left")
 
     def _racing_member(self) -> _GroupGpu:
-        """Return the home, or another GPU if it is lost."""
         working = [member for member in self._members if member.state == "working"]
         home = [member for member in working if member is self._home]
         known = [member for member in working if member.scale is not None]

@@ -105,20 +105,13 @@ def run_jobs(
     whose GPUs have left gets the next one that is free. A `WorkerError` says that none is left. The GPUs that a job, by
     its number, is allowed to use are of one model.
     """
-    if lane.is_parallel:
-        stop = lane.stop or StopRequest()
-        with stop if lane.stop is None else nullcontext():
-            yield from _run_in_threads(jobs, lane, stop, allows)
+    if not lane.is_parallel:
+        for number, job in enumerate(jobs):
+            yield number, job(lane)
+            if lane.stop is not None and lane.stop.requested:
+                return
         return
-    for number, job in enumerate(jobs):
-        yield number, job(lane)
-        if lane.stop is not None and lane.stop.requested:
-            return
-
-
-def _run_in_threads(
-    jobs: Sequence[Callable[[Lane], Ended]], lane: Lane, stop: StopRequest, allows: Callable[[int, GpuName], bool]
-) -> Generator[tuple[int, Ended], None, None]:
+    stop = lane.stop or StopRequest()
     waiting = dict.fromkeys(range(len(jobs)))
     running: dict[int, tuple[threading.Thread, Lane]] = {}
     ended: queue.Queue[tuple[int, Ended | BaseException]] = queue.Queue()
@@ -169,29 +162,30 @@ def _run_in_threads(
             lend({number: own for number, (_, own) in running.items()}, free)
 
     busy_at = time.monotonic()
-    try:
-        while waiting or running:
-            if not stop.requested:
-                assign()
-            if running:
-                busy_at = time.monotonic()
-            elif stop.requested or lane.cluster is None:
-                return
-            elif time.monotonic() - busy_at > _ABSENT_S:
-                raise WorkerError(
-                    f"the cluster has had no GPU for the problems left for {_ABSENT_S:.0f} s; what was measured is "
-                    "stored, and the same command goes on"
-                )
-            try:
-                number, outcome = ended.get(timeout=_LOOK_S)
-            except queue.Empty:
-                continue
-            running.pop(number)[0].join()
-            if isinstance(outcome, BaseException):
-                raise outcome
-            yield number, outcome
-    except BaseException:  # that of a caller who wants no more, too
-        stop.requested = stop.aborted = True
-        for thread, _ in running.values():
-            thread.join(_END_S)
-        raise
+    with stop if lane.stop is None else nullcontext():
+        try:
+            while waiting or running:
+                if not stop.requested:
+                    assign()
+                if running:
+                    busy_at = time.monotonic()
+                elif stop.requested or lane.cluster is None:
+                    return
+                elif time.monotonic() - busy_at > _ABSENT_S:
+                    raise WorkerError(
+                        f"the cluster has had no GPU for the problems left for {_ABSENT_S:.0f} s; what was measured is "
+                        "stored, and the same command goes on"
+                    )
+                try:
+                    number, outcome = ended.get(timeout=_LOOK_S)
+                except queue.Empty:
+                    continue
+                running.pop(number)[0].join()
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                yield number, outcome
+        except BaseException:  # that of a caller who wants no more, too
+            stop.requested = stop.aborted = True
+            for thread, _ in running.values():
+                thread.join(_END_S)
+            raise

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.database.learned import save_model
 from autotile.database.winners import UNVERIFIED_SAMPLER
@@ -54,7 +53,7 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
 from autotile.tuning.result import ScheduleResult
-from autotile.tuning.schedule import Schedule, device_of
+from autotile.tuning.schedule import Schedule
 from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -157,15 +156,10 @@ class OperationFamilyResult(ScheduleResult):
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``autotile tune --json`` prints."""
         return {
-            "operation": self.operation,
-            "family": self.family,
-            "dtype": self.dtype,
+            **attributes(self, "operation", "family", "dtype"),
             "device": self.device.identity,
-            "problems": self.problems,
-            "pairs": self.pairs,
-            "candidates": self.candidates,
+            **attributes(self, "problems", "pairs", "candidates", "refused"),
             "held_out_loss": to_document(self.losses),
-            "refused": self.refused,
             **self._ending(resumed=self.resumed),
         }
 
@@ -302,7 +296,7 @@ class Sweep:
                 times[library.name] = reading.measurement.time_us
                 trial = _with_result(Trial({}, Outcome.OK), reading)
                 add(self._library_key(problem, library), [trial], phase="final", is_ranked=True)
-        return SweptProblem(self.proper(problem), kernels, trials, times)
+        return SweptProblem(self.operation.without_conditions(problem), kernels, trials, times)
 
     def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
         """Return the results of an earlier run at a problem; None if there are none.
@@ -329,7 +323,7 @@ class Sweep:
             best = self.database.best(study_id=study_id) if study_id is not None else []
             if best and best[0].trial.time_us is not None:
                 libraries[library.name] = best[0].trial.time_us
-        return SweptProblem(self.proper(problem), kernels, trials, libraries)
+        return SweptProblem(self.operation.without_conditions(problem), kernels, trials, libraries)
 
     def kernels_of(self, problem: Problem) -> dict[str, dict[str, int]]:
         """Return the kernels that compute a problem, each with its sizes and flags."""
@@ -338,10 +332,6 @@ class Sweep:
             for member, sizes in self.operation.fitting(problem, self.device)
             if member.name in self.specs
         }
-
-    def proper(self, problem: Problem) -> dict[str, int]:
-        """Return the sizes and flags of a problem, without the conditions."""
-        return {name: size for name, size in problem.sizes.items() if name not in self.operation.conditions}
 
     @staticmethod
     def _check_version(library: Library, reading: Reading) -> None:
@@ -353,15 +343,14 @@ class Sweep:
             )
 
     def _key(self, name: str, problem: Problem) -> TuningKey:
-        nvrtc, l2 = nvrtc_version(), self.options.l2
-        return key_of(self.kernels[name], problem, self.device, nvrtc_version=nvrtc, l2_mode=l2)
+        return key_of(self.kernels[name], problem, self.device, l2_mode=self.options.l2)
 
     def _library_key(self, problem: Problem, library: Library) -> TuningKey:
         of = self.operation, problem, self.device, library.name, library.version
-        return library_key(*of, nvrtc_version=nvrtc_version(), l2_mode=self.options.l2)
+        return library_key(*of, l2_mode=self.options.l2)
 
     def cover(self) -> OperationFamilyResult:
-        """Measure, learn, measure what the model proposes, and learn again."""
+        """Measure where the fastest nearby say what to try, learn, measure what the model proposes, and learn again."""
         database = self.database
         self._random = np.random.default_rng(self.options.seed)
         resumed = 0
@@ -466,7 +455,7 @@ class Sweep:
     def _measure(self, problems: Sequence[tuple[Problem, KernelSizes]], share: float) -> None:
         """Measure problems that were not, until a share of the budget is used; the next one compiles meanwhile."""
         known = {tuple(one.sizes.items()) for one in self.measured}
-        left = (one for one in problems if tuple(self.proper(one[0]).items()) not in known)
+        left = (one for one in problems if tuple(self.operation.without_conditions(one[0]).items()) not in known)
         jobs = (self.prepare(*one, self._chosen(*one)) for one in left)
         job = next(jobs, None)
         while job is not None and self._has_time(share) and not self._stop.requested:
@@ -496,7 +485,7 @@ class Sweep:
         Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
         """
         valid = self.valid(problem, kernels, self.candidates.values())
-        sizes = self.proper(problem)
+        sizes = self.operation.without_conditions(problem)
         numbers = {one.key: number for number, one in enumerate(valid)}
         total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
         weights = np.full(len(valid), _UNKNOWN_WEIGHT)
@@ -613,7 +602,6 @@ def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> 
 
 
 def _changes_layout(operation: Operation, flag: str, dtype: str) -> bool:
-    """Return True if the shape of an input depends on a flag."""
     sizes = {name: 64 + 16 * place for place, name in enumerate(operation.proper_sizes)}
     plain = {name: operation.sizes[name] for name in (*operation.flags, *operation.conditions)}
     shapes = []
@@ -638,29 +626,23 @@ def tune_operation_family(
     *,
     libraries: Sequence[Library] = (),
     observe: Observer = lambda _: None,
-    lane: Lane | None = None,
 ) -> OperationFamilyResult:
     """Measure many configurations at sizes spread over a family, learn a model of time from them, and store it.
 
     Of the options, ``budget_s`` is the wall time of everything, and ``trials`` the number of problems. The libraries
     are those that the operation file names. Of a cluster's GPUs, one is used.
 
-    Half of the time goes to a first round, at sizes that cover the family evenly, with the configurations that were the
-    fastest nearby, and others; in the second the model chooses the configurations, and variants of them are tried where
-    the library is faster. Every time is stored as a trial. A run that was killed goes on where it stopped.
-
     An `InputError` says that there is no GPU, no kernel computes any problem of the family, too few problems were
     measured, or the database cannot be written.
     """
-    lane = lane or Lane(options.devices)
-    device = device_of(options, lane)
-    if device is None:
-        raise InputError("a family of an operation is measured on a GPU, and there is none here")
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    farm = lane.cluster.compilers if lane.cluster is not None else None
     workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
-    with Schedule.open(settings, options, observe, lane) as schedule:
-        pool = CompilePool(settings, workers, deadline_s, worker_pool=schedule.worker_pool, farm=farm)
-        with closing(pool), closing(grid_gpu(lane, schedule.worker_pool, options)) as gpu:
+    with Schedule.open(settings, options, observe) as schedule:
+        lane, device, worker_pool = schedule.lane, schedule.device, schedule.worker_pool
+        if device is None:
+            raise InputError("a family of an operation is measured on a GPU, and there is none here")
+        farm = lane.cluster.compilers if lane.cluster is not None else None
+        pool = CompilePool(settings, workers, deadline_s, worker_pool=worker_pool, farm=farm)
+        with closing(pool), closing(grid_gpu(lane, worker_pool, options)) as gpu:
             named = tuple(one for one in libraries if one.call is None)
             return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, gpu).cover()

@@ -27,7 +27,6 @@ from autotile.core.text import (
     plural,
     time_text,
 )
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import CONTEST
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import (
@@ -42,6 +41,7 @@ from autotile.errors import (
 from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, resolve_problem
+from autotile.kernel.spec import KernelSpec
 from autotile.report.notebook import Reported
 from autotile.settings import Settings
 from autotile.tuning.backend import expected_folder, workload_of
@@ -51,7 +51,7 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import WORK, ScheduleResult
-from autotile.tuning.schedule import Schedule, device_of
+from autotile.tuning.schedule import Schedule
 from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
@@ -116,8 +116,7 @@ class TunedContender:
         return {
             "name": self.name,
             "library": self.is_library,
-            "state": self.state,
-            "reason": self.reason,
+            **attributes(self, "state", "reason"),
             **timed,
             "ratio": to_document(self.ratio),
             "trials": self.trials,
@@ -215,10 +214,10 @@ class OperationResult(ScheduleResult, Reported):
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
 Proposed = Callable[
-    [Mapping[str, Kernel], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
+    [Mapping[str, KernelSpec], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
 ]
-"""Returns the kernels and configurations that a model expects to be fast, best first; given kernels, their sizes, and
-the device."""
+"""Returns the kernels and configurations that a model expects to be fast, best first, given specifications and sizes by
+the names of kernels, and the device."""
 
 _HOPELESS = 2.0
 """A kernel that is slower than the fastest by this factor after a round gets no more, whatever its rank."""
@@ -289,7 +288,7 @@ def tune_operation(
     *,
     libraries: Sequence[Library] = (),
     served: Served = lambda kernel, problem: None,
-    proposed: Proposed = lambda kernels, sizes, device: (),
+    proposed: Proposed = lambda specs, sizes, device: (),
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
     worker_pool: WorkerPool | None = None,
@@ -319,24 +318,23 @@ def tune_operation(
     for name, is_given in of_one_kernel.items():
         if is_given:
             raise InputError(f"{name}: an operation takes no such option; tune one of its kernels by name with it")
-    lane = lane or Lane(options.devices)
-    device = device_of(options, lane)
-    entrants = [
-        _Entrant(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
-        for member, sizes in operation.fitting(problem, device)
-    ]
-    if not entrants:
-        raise InputError(f"no kernel of {operation.name} computes {problem}")
-    for one in entrants:
-        if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
-            one.fail("inapplicable", "no configuration is valid for the problem on this device")
-    if device is not None and options.transfer:
-        fit = {one.name: one for one in entrants if one.state != "inapplicable"}
-        sizes = {name: one.problem.sizes for name, one in fit.items()}
-        for name, config in proposed({name: one.kernel for name, one in fit.items()}, sizes, device):
-            if len(fit[name].seeds) < _MAX_SEEDS:
-                fit[name].seeds.append(config)
     with Schedule.open(settings, options, observe, lane, worker_pool) as schedule:
+        device = schedule.device
+        entrants = [
+            _Entrant(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
+            for member, sizes in operation.fitting(problem, device)
+        ]
+        if not entrants:
+            raise InputError(f"no kernel of {operation.name} computes {problem}")
+        for one in entrants:
+            if device is not None and not is_possible(one.kernel.spec, one.problem.sizes, problem.dtype, device):
+                one.fail("inapplicable", "no configuration is valid for the problem on this device")
+        if device is not None and options.transfer:
+            fit = {one.name: one for one in entrants if one.state != "inapplicable"}
+            sizes = {name: one.problem.sizes for name, one in fit.items()}
+            for name, config in proposed({name: one.kernel.spec for name, one in fit.items()}, sizes, device):
+                if len(fit[name].seeds) < _MAX_SEEDS:
+                    fit[name].seeds.append(config)
         return _Halving(operation, problem, schedule, tuple(libraries), served, entrants).run()
 
 
@@ -357,7 +355,6 @@ class _Halving:
     """Held while several threads begin compilations."""
 
     def run(self) -> OperationResult:
-        """Share the budget, hold the last race, and store its times."""
         schedule = self.schedule
         self.options = options = schedule.options
         possible = [one for one in self.entrants if one.state != "inapplicable"]
@@ -521,16 +518,16 @@ class _Halving:
                 cause = "the last race could not be held, and the times of the kernels' own finals are compared"
                 schedule.notices[f"{cause}: {error}"] = None
                 return self._compared(near, {})
-            nvrtc, l2 = nvrtc_version(), self.options.l2
+            l2 = self.options.l2
             for one, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
                 raced[one.name] = trial
-                self._store(key_of(one.kernel, one.problem, device, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+                self._store(key_of(one.kernel, one.problem, device, l2_mode=l2), trial, device)
                 one.best = trial if trial.outcome is Outcome.OK else None
                 one.fail("failed", trial.reason)
             for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
                 raced[library.name] = trial
                 of = self.operation, self.problem, device, library.name, version or library.version
-                self._store(library_key(*of, nvrtc_version=nvrtc, l2_mode=l2), trial, device)
+                self._store(library_key(*of, l2_mode=l2), trial, device)
         elif self.libraries:
             schedule.notices["launches are replayed: no library can be timed here"] = None
         return self._compared(near, raced)
@@ -667,9 +664,6 @@ def hold_contest(
             fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
             raced.append((fault, ""))
             continue
-        timed = with_times(trial, reading.rounds_us)
-        assert timed.measurement is not None
-        timed = replace(timed, measurement=replace(timed.measurement, l2=options.l2))
         version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
-        raced.append((timed, version))
+        raced.append((with_times(trial, reading.rounds_us, options.l2), version))
     return raced

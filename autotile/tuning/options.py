@@ -40,8 +40,8 @@ class TuneOptions:
 
     Attributes
     ----------
-    sampler
-        Name of a sampler, see `autotile.search.samplers`.
+    sampler, spend, seed, tries, transfer, fresh, sanitize, finals, workers, scheduler, insecure, database, trace
+        As for `autotile.tune`; samplers are those of `autotile.search.samplers`.
     trials
         Target number of trials of the study, including those of earlier sessions. None stands for 200; for the whole
         space with the sampler ``brute-force``; and for no limit where ``budget_s`` or ``until`` is given.
@@ -51,35 +51,21 @@ class TuneOptions:
         Minimum gain, 0.01 for 1 %: the search ends when its last 256 candidates together were expected to raise the
         best speed by less. It needs a sampler with a model. Where neither ``trials`` nor ``budget_s`` is given, the
         search also ends when every configuration was tried.
-    spend
-        Whether to go on to the limit of trials or time where less than 0.5 % is expected, which ends others.
     objectives
         Objectives to minimise, of `autotile.core.model`. Time is always one of them, and decides the winner. An
         expression of `autotile.kernel.spec` takes the place of the time; it must be the only one.
     objective, maximize
         That expression, set from ``objectives`` when the session begins, and whether it is maximised.
-    seed
-        Seed of the search: the same seed and the same results give the same proposals.
     l2
         State of the L2 cache before each run: ``cold`` (overwritten) or ``hot`` (as the previous run left it).
-    fresh
-        Whether to measure all configurations again instead of resuming the study.
     only
         Configurations to try; None for every valid one.
-    tries
-        Configurations that are tried before the search, and take part in the finals if they run.
-    transfer
-        Whether to learn from trials of other studies of the kernel: other sizes, other GPUs, other versions.
     served
         Configuration that was served for the problem when the study began, which is tried right after the default; None
         if there is none.
     verify_sizes
         Additional problems for which every configuration must be correct, besides the tuned and the ragged one. A size
         that is not given keeps its tuned value.
-    sanitize
-        Whether to run the finalists under compute-sanitizer, and refuse those in which it finds an error.
-    finals
-        Number of candidates that are measured again, interleaved, at the end; 0 for no finals.
     precision
         Half width of the 95 % intervals, relative to their values, at which the finals end: 0.005 for 0.5 %.
     discard
@@ -87,8 +73,6 @@ class TuneOptions:
         several objectives.
     sample_limit_s
         GPU time of the samples of one candidate in the search, in seconds; the finals take longer.
-    workers
-        Number of compile processes, at most two per core; None for one per core.
     compile_deadline_s, run_deadline_s
         Timeout of one compilation, and of one candidate on the GPU, in seconds.
     device_index
@@ -96,23 +80,14 @@ class TuneOptions:
     devices
         Indices of the CUDA devices, of one model, that share the session; the first is `device_index`. Empty for that
         one alone. In replay, as many GPUs are simulated.
-    scheduler
-        Address of a scheduler of Dask, ``tls://HOST:PORT``, whose GPUs run the session in place of those of this
-        machine; empty for none.
     gpu_model
-        Name of the model of its GPUs to use; empty if they are of one.
-    insecure
-        Whether the connection to it may leave the machine without TLS.
+        Name of the model of the scheduler's GPUs to use; empty if they are of one.
     replay
         Recording file to replay; ``"auto"`` for a built-in recording, even on a machine with a GPU; None to replay a
         built-in recording only where there is no GPU.
-    database
-        Path or URL of the tuning database; None for the user's own.
     captured
         Folder of a captured call, whose arguments are the inputs of the session; None for the declared contents. It is
         used with ``fresh``, as times on other inputs are not comparable.
-    trace
-        File for a timeline of the session, in the trace event format of Perfetto and Chrome; None for none.
     """
 
     sampler: str = "auto"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -54,8 +55,6 @@ class _PlanTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _TuneTable(msgspec.Struct, forbid_unknown_fields=True):
-    """Table ``[[tune]]``."""
-
     kernel: _Text
     sizes: _Sizes = {}
     problems: list[dict[Name, Count]] = []
@@ -135,6 +134,10 @@ def read_plan(path: Path) -> TuningPlan:
         raise InputError(f"the plan {path} cannot be read: {error.strerror}") from None
     except (DataError, ValueError, InputError) as error:
         message = str(error)
+        if isinstance(error, DataError):  # its field is one such as tune[1].sizes[...][0]
+            place = re.sub(r"\[(\d+)\]", lambda index: f" number {int(index[1]) + 1}", error.field.replace("[...]", ""))
+            place = place.replace("tune number", "[[tune]] number", 1).replace(".", ": ")
+            message = str(DataError(error.fault, field=place))
         if unknown := message.partition("unknown field ")[2].strip("`'\" "):
             tables = {
                 "at the top level": _PlanDocument.__struct_fields__,
@@ -190,11 +193,9 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     ]
 
 
-def is_done(database: Database | None, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
+def is_done(database: Database, planned: PlannedProblem, options: TuneOptions, gpu_name: str) -> bool:
     """Return True if a finished session tuned a problem on a GPU, unnamed in replay, with at least this effort."""
     target, problem = planned.target, planned.problem
-    if database is None:
-        return False
     for kernel in [member.load() for member in target.members] if isinstance(target, Operation) else [target]:
         version = (*version_of(kernel), options.l2, "cuda" if gpu_name else "replayed")
         sizes = {size: problem.sizes[size] for size in kernel.spec.sizes if size in problem.sizes}

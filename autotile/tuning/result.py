@@ -21,6 +21,7 @@ from autotile.core.model import (
     config_text,
     non_dominated,
     objective_values,
+    timed_config,
 )
 from autotile.core.statistics import Interval, is_tie
 from autotile.core.text import (
@@ -141,13 +142,11 @@ def pareto_front(trials: Iterable[Trial], objectives: Sequence[str]) -> Front | 
 
 def trial_entry(trial: Trial) -> dict[str, Any]:
     """Return configuration, outcome and time of a trial as JSON values."""
-    measured, resources, occupancy = trial.measurement, trial.resources, trial.occupancy
+    resources, occupancy = trial.resources, trial.occupancy
     return {
-        "config": dict(trial.config),
         "outcome": str(trial.outcome),
         "reason": trial.reason,
-        "time_us": measured.time_us if measured is not None else None,
-        "interval_us": [measured.low_us, measured.high_us] if measured is not None else None,
+        **timed_config(trial.config, trial.measurement),
         "registers": resources.registers if resources is not None else None,
         "spill_bytes": resources.spill_bytes if resources is not None else None,
         "occupancy": occupancy.occupancy if occupancy is not None else None,
@@ -183,7 +182,6 @@ class ScheduleResult(Result):
             yield "serve it", self.call
 
     def _ending(self, **more: Any) -> dict[str, Any]:
-        """Return the last keys of the JSON."""
         found = {"seconds": round(self.seconds, 3), **more, "interrupted": self.interrupted, "database": self.database}
         return {**found, "notices": list(self.notices), **({"call": self.call} if self.call else {})}
 
@@ -209,6 +207,8 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         Number of trials of the study by outcome, including those of earlier sessions.
     winner, default
         The configuration to serve, and the default, as trials; None where they did not run.
+    failed_default
+        The default as a trial without a time, where it failed or a rule or a limit forbids it; else None.
     speedup
         Time of the default over time of the winner; None without finals, or where the default does not run.
     ties
@@ -267,6 +267,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
     insight: ParameterEffects | None = None
     gpus: tuple[GpuUse, ...] = ()
     confirmation: Confirmation | None = None
+    failed_default: Trial | None = None
 
     @property
     def summary(self) -> str:
@@ -291,7 +292,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             rows: list[tuple[str, ...]] = []
             for label, trial in (
                 ("best so far" if self.interrupted else "winner", self.winner),
-                ("default", self.default),
+                ("default", self.default or self.failed_default),
             ):
                 measured = trial.measurement if trial is not None else None
                 if trial is None or measured is None:
@@ -309,7 +310,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         yield self._facts()
 
     def _facts(self) -> Facts:
-        winner, default, load, drift = self.winner, self.default, self.load, self.drift
+        winner, default, load, drift = self.winner, self.default or self.failed_default, self.load, self.drift
         facts: Facts = []
         label = "best so far" if self.interrupted else "winner"
         fault = f": {default.outcome}, {default.reason}" if default is not None and not default.outcome.has_time else ""

@@ -41,13 +41,6 @@ def open_lane(options: TuneOptions, *, is_of_one_model: bool = True) -> Iterator
         yield lane
 
 
-def device_of(options: TuneOptions, lane: Lane) -> DeviceProperties | None:
-    """Return the device of a cluster's lane, or that of this machine; None where launches are replayed."""
-    if lane.device is not None or options.replay is not None or device_count() == 0:
-        return lane.device
-    return live_device(options.device_index)
-
-
 @dataclass
 class Schedule:
     """Sessions that share GPUs, worker processes, a database, an observer and the user's interrupt; see `open`."""
@@ -92,7 +85,9 @@ class Schedule:
     @property
     def device(self) -> DeviceProperties | None:
         """The device of the sessions, of a cluster or of this machine; None where launches are replayed."""
-        return device_of(self.options, self.lane)
+        if self.lane.device is not None or self.options.replay is not None or device_count() == 0:
+            return self.lane.device
+        return live_device(self.options.device_index)
 
     @property
     def elapsed_s(self) -> float:

@@ -41,7 +41,6 @@ from autotile.core.model import (
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CompileJob, check_signatures, compile_job
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.paths import check_output, write_output
 from autotile.errors import ConfigError, DataWarning, InputError
@@ -298,8 +297,7 @@ class Session:
     @property
     def key(self) -> TuningKey:
         """Key of the study."""
-        nvrtc, l2 = nvrtc_version(), self._options.l2
-        return key_of(self._kernel, self._problem, self._backend.device, nvrtc_version=nvrtc, l2_mode=l2)
+        return key_of(self._kernel, self._problem, self._backend.device, l2_mode=self._options.l2)
 
     @property
     def trials(self) -> list[Trial]:
@@ -345,7 +343,8 @@ class Session:
                                 search, trials = self._plan.make_search(self._log), self._log.trials
                                 searching.callback(search.close)
                                 lookahead = self._plan.lookahead
-                                self._shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
+                                shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
+                                self._shortlist = shortlist
                                 is_timed = self._options.budget_s is not None  # which slow compilations would use up
                                 learns = sampler_entry(search.sampler).learns
                                 self._compile_pool.longest_first = not (learns or is_timed)
@@ -360,7 +359,7 @@ class Session:
                             self._backend.wait()
                             self._align_scale()
                         with self._clock.phase("search"):
-                            self._search()
+                            self._search(shortlist)
                         self._hold_finals()
                 except KeyboardInterrupt:
                     aborted = True
@@ -473,10 +472,8 @@ class Session:
         if others:  # equal seeds would propose alike
             self._plan.seed += self._record.run_id
 
-    def _search(self) -> None:
+    def _search(self, shortlist: Shortlist) -> None:
         """Try what the user names, then what the search chooses; steps that share no parameters are tuned apart."""
-        shortlist = self._shortlist
-        assert shortlist is not None
         self._try_and_learn(self._options.tries)
         groups = independent_groups(self._kernel) if self._backend.source == "cuda" else []
         times = StepTimes(groups, self.space, self._plan.default, self._options.seed) if groups else None
@@ -750,6 +747,13 @@ class Session:
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
         raced = {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
         tried = [raced.get(config_key(config)) or log.find(config) for config in self._options.tries]
+        default, failed_default = self._plan.default, None
+        if finals.default is None:
+            tried_default = raced.get(config_key(default)) or log.find(default)
+            if tried_default is not None and not tried_default.outcome.has_time:
+                failed_default = tried_default
+            elif reason := check_config(self._kernel.spec, default, self._problem, self.device):
+                failed_default = Trial(default, Outcome.INFEASIBLE, reason, "limits")
         return TuneResult(
             problem=self._problem,
             device=self._backend.device,
@@ -779,6 +783,7 @@ class Session:
             not_learnt_from=search.misleading_sources if search is not None else (),
             gpus=self._backend.uses,
             confirmation=self._confirmation,
+            failed_default=failed_default,
         )
 
     def _report_wait(self, text: str) -> None:

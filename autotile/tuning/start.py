@@ -178,7 +178,6 @@ class Scorer:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number; None if the value is not one."""
     array = np.asarray(value)
     if array.size != 1 or np.iscomplexobj(array) or not np.isfinite(array).all():
         return None

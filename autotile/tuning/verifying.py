@@ -6,21 +6,21 @@ Each passes what a finalist of a session passes; see `autotile.tuning.finals.Fin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import to_document
+from autotile.core.documents import attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
-from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database, StoredBest, database_location
-from autotile.database.keys import TuningKey, key_of, version_of
+from autotile.database.keys import key_of, version_of
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import check_memory, resolve_problem
@@ -86,15 +86,13 @@ class CandidateCheck(Result):
         return {
             **self.problem.document(),
             "device": self.device.identity,
-            "source": self.source,
-            "verdict": self.verdict,
+            **attributes(self, "source", "verdict"),
             "right": self.is_right,
             "candidate": {**trial_entry(self.candidate), "stage": self.candidate.stage},
             "winner": {**trial_entry(self.winner), "tier": self.tier},
             "speedup": to_document(self.speedup),
             "repeats": self.repeats,
-            "sanitized": list(self.sanitized),
-            "notices": list(self.notices),
+            **to_document(attributes(self, "sanitized", "notices")),
         }
 
     def _headline(self) -> str:
@@ -253,11 +251,9 @@ def tuned_problems(
     read, or there is no such problem.
     """
     version = (*version_of(kernel), tuple(kernel.spec.options))
-    opened = Database.open_readonly(database)
-    bests: list[StoredBest] = []
-    if opened is not None:
-        with opened:
-            bests = opened.best(kernel.name, dtype=problem.dtype if problem is not None else dtype, gpu_name=gpu_name)
+    dtype = problem.dtype if problem is not None else dtype
+    with Database.open_readonly(database) or nullcontext() as opened:
+        bests = opened.best(kernel.name, dtype=dtype, gpu_name=gpu_name) if opened is not None else []
     found: dict[str, tuple[Problem, list[StoredBest]]] = {}
     for best in bests:
         key = best.key
@@ -303,35 +299,29 @@ def retime(
         result = tune(kernel, problem, read_settings(), chosen)
     except InputError as error:
         fault = str(error)
-    return result, fault, _refuse_failed(problem, bests[0].key, candidates, database)
-
-
-def _refuse_failed(
-    problem: Problem, first: TuningKey, candidates: Sequence[Config], database: str | Path
-) -> dict[str, str]:
-    """Record the configurations that failed last as refused in every study of the problem; return why, by key."""
-    with Database.open(database, set_damage_aside=False) as opened:
-        stored = [
+    with Database.open(database, set_damage_aside=False) as writable:  # refuse what failed last in every study
+        identity = attrgetter("sizes", "dtype", "gpu_name", "source")
+        first = bests[0].key
+        of_problem = [
             one
-            for study in opened.studies(first.kernel)
-            if dict(study.key.sizes) == dict(first.sizes)
-            and (study.key.dtype, study.key.gpu_name, study.key.source) == (first.dtype, first.gpu_name, first.source)
-            for one in opened.stored_trials(study.study_id)
+            for study in writable.studies(first.kernel)
+            if identity(study.key) == identity(first)
+            for one in writable.stored_trials(study.study_id)
         ]
-        newest = {config_key(one.trial.config): one.trial for one in sorted(stored, key=lambda one: one.trial_id)}
+        newest = {config_key(one.trial.config): one.trial for one in sorted(of_problem, key=lambda one: one.trial_id)}
         failed = {
             key: newest[key]
             for key in map(config_key, candidates)
             if key in newest and not newest[key].outcome.has_time
         }
         dtype, sizes, gpu_name = problem.dtype, problem.sizes, first.gpu_name
-        for best in opened.best(problem.kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name):
+        for best in writable.best(problem.kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name):
             left = [best]  # until the best configuration of the study is none of the failed ones
-            while left and (trial := failed.get(config_key(left[0].trial.config))) is not None:
+            while left and (fallen := failed.get(config_key(left[0].trial.config))) is not None:
                 driver = left[0].run.driver
-                opened.add_run(best.study_id, [trial], sampler="verify", driver=driver, phase="final")
-                left = opened.best(study_id=best.study_id)
-    return {key: f"{trial.outcome}: {trial.reason}" for key, trial in failed.items()}
+                writable.add_run(best.study_id, [fallen], sampler="verify", driver=driver, phase="final")
+                left = writable.best(study_id=best.study_id)
+    return result, fault, {key: f"{trial.outcome}: {trial.reason}" for key, trial in failed.items()}
 
 
 _UNCHECKED = (Outcome.NOT_AVAILABLE, Outcome.INFEASIBLE, Outcome.NOT_COMPILED)
@@ -357,7 +347,7 @@ def check_served(
     trial, device = check.candidate, check.device
     if trial.outcome in _UNCHECKED:
         return None, trial.reason
-    key = key_of(kernel, problem, device, nvrtc_version=nvrtc_version(), l2_mode=options.l2)
+    key = key_of(kernel, problem, device, l2_mode=options.l2)
     verdict = replace(trial, measurement=None, stage="verify")
     with Database.open(database_location(options.database), set_damage_aside=False) as database:
         database.add_run(key, [verdict], sampler="verify", device=device, driver=device.driver or "", phase="final")

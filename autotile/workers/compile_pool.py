@@ -386,14 +386,12 @@ class CompilePool:
             self._turns.release(turns)
 
     def _record(self, track: str, name: str, start: float, job: CompileJob) -> float:
-        """Add a span that ends now to the timeline; return its duration in seconds."""
         end = time.perf_counter()
         if self._timeline.is_recording:
             self._timeline.add(track, name, start, end, options=" ".join(job.options))
         return end - start
 
     def _update_busy(self, change: int) -> None:
-        """Accumulate the busy time, and change the number of busy workers."""
         with self._lock:
             now = time.perf_counter()
             self._busy_s += self._busy * (now - self._updated_at)

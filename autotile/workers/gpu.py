@@ -481,7 +481,6 @@ def _cannot_start(error: WorkerError) -> ToolchainError:
 
 
 def _death(error: WorkerError) -> Reading:
-    """Return the reading of an entry with which the worker died."""
     stage, is_late = error.stage.partition(" ")[0], isinstance(error, WorkerTimeoutError)
     reason = f"{error} {'while in' if is_late else 'in'} stage {stage or 'start'}"
     return Reading(Outcome.TIMED_OUT if is_late else Outcome.CRASHED, reason, stage)

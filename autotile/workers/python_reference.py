@@ -202,7 +202,6 @@ class ExpectedFolder:
         return status if not runs else None
 
     def _write(self, inputs: DrawnInputs) -> None:
-        """Call the function for a set of inputs, and write its results."""
         function = self._spec.reference.function
         place = f"{self._spec.source}: [reference] function {function} at {sizes_text(inputs.sizes)}"
         library: Any = load_cupy() if self._function.library == "cupy" else np
@@ -353,7 +352,6 @@ _MAX_TEXT = 1000
 
 
 def _is_cuda_initialized() -> bool:
-    """Return True if CUDA is initialized in this process, by whichever library."""
     try:
         from cuda.bindings import driver
     except ImportError:

@@ -84,7 +84,6 @@ class StrategyWorker:
             self._channel.reply({})
 
     def _run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Run the strategy to its end, with requests for times on the way."""
         self._times_ms.update(dict(request["times_ms"]))
         self._asked, self._repeats = set(), 0
         failure = ""

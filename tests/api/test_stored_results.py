@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import structs
-from stored_runs import failed, record_miss
+from stored_runs import begin, end_run, failed, record_miss
 
 import autotile
 from autotile.api import databases, results
@@ -176,3 +176,11 @@ def test_a_bundle_is_of_a_kernel_or_several_or_one_problem(scale, tmp_path):
     ):
         with pytest.raises(autotile.InputError, match=said):
             autotile.bundle(nothing, output=tmp_path / "x")  # type: ignore[arg-type]
+
+
+def test_a_page_shows_an_end_that_only_a_later_version_knows_as_it_is_stored(mine, scale_toml, tmp_path):
+    mine.put(1024, FAST, 10.0)
+    with Database.open(mine.path) as database:
+        end_run(database, begin(database, mine.key(1024))[1], {"stopped": {"rule": "stalled<1>"}})
+    page = results.report(scale_toml, output=tmp_path / "page.html").file.read_text()
+    assert "<td>stalled&lt;1&gt;</td>" in page

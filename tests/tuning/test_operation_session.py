@@ -99,7 +99,7 @@ class TestHalving:
     @pytest.fixture
     def _at_rest(self, monkeypatch):
         """A GPU, and clocks that stand still: sessions end where nothing is left to try."""
-        monkeypatch.setattr(operation_session, "device_of", lambda *_: device_profile("h200"))
+        monkeypatch.setattr(Schedule, "device", device_profile("h200"))
         for clock in (Schedule, Clock):
             monkeypatch.setattr(clock, "elapsed_s", 0.0)
 

@@ -78,6 +78,7 @@ class TestFile:
             ("[[tune]]\nkernel = KERNEL\nsizes = { n = -1 }\n", "n"),
             ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\ntrials = 0\n", "trials"),
             ("[[tune]]\nkernel = KERNEL\nsizes = { n = 1 }\nuntil = 2.0\n", "until"),
+            (2 * "[[tune]]\nkernel = KERNEL\n" + "problems = [{ n = 1 }, { n = '' }]\n", "number 2: problems number 2"),
             ("[[tune]\n", "plan.toml cannot be read"),
             ("[[tune]]\nkernel = KERNEL\ncaptured = 'nowhere'\n", "No such file"),
             # too many are refused before they are made

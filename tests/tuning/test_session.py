@@ -116,12 +116,17 @@ class TestDefault:
         assert bench.kernel.spec.default not in [dict(trial.config) for trial in bench.stored()]
         assert (result.default, result.speedup) == (None, None)
         assert result.winner.config == {"THREADS": 64, "WORK": 1}
+        table, facts = result._parts()
+        assert table.rows[1] == ("default", "-", "-", "infeasible")
+        assert dict(facts)["default"].startswith("THREADS=128 WORK=1: infeasible, the rule 'enough_blocks' is broken")
 
     @pytest.mark.parametrize("is_recorded", [False, True])
     def test_it_was_not_recorded_or_fails(self, bench, is_recorded):
         judge = failing_if(lambda config: config == DEFAULT, Outcome.WRONG_RESULT)
         result = bench.tune(bench.record(judge, [c for c in bench.configs() if is_recorded or c != DEFAULT]))
         assert (result.default, result.speedup, result.winner.config) == (None, None, BEST)
+        table, _ = result._parts()
+        assert table.rows[1][3] == ("wrong_result" if is_recorded else "not run")
 
 
 class TestResume:

@@ -161,8 +161,6 @@ def _below(root: Path, path: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class _FarmJob:
-    """A compilation that the farm was given."""
-
     job: CompileJob
     deadline_s: float
     done: Remote = field(default_factory=Future)
@@ -290,7 +288,6 @@ class ClusterCompilers:
         one.end(None)
 
     def _forget(self, one: _FarmJob) -> None:
-        """Make room for another job, as this one has ended or was cancelled."""
         with self._lock:
             self._running.discard(one)
         if one.task is not None and not one.task.done():

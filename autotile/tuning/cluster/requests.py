@@ -90,7 +90,6 @@ class Cluster:
         cubins: dict[str, bytes] = {}
 
         def packed(path: str) -> str:
-            """Return the hash of a cubin; empty for none, as in replay."""
             if not path:
                 return ""
             content = Path(path).read_bytes()

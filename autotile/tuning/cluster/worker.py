@@ -171,7 +171,6 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._backend.wait()
 
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
-        """Run a job with the folders of this machine, and its cubins as files."""
         job = with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
         if self._backend is None:  # the entries have problems of their own
             self._backend = Gpu(None, request.deadline_s, device_index=self._gpu.index)
