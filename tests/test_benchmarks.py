@@ -484,19 +484,16 @@ class TestRecord:
         assert "4.5" not in shown  # neither among the two worst nor slower than the library
 
 
-class TestFigure:
-    """The figure of the guide, from the records that exist."""
-
-    def test_a_row_for_each_gpu_and_class(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(figures, "RESULTS", tmp_path)
-        assert figures.any_size() == "There is no record yet."
-        head = {"command": "python benchmarks/any_size.py", "date": "2026-11-23"}
-        rows = [row(0.5), row(2.0), row(1.5, **{"class": "float32_cuda_cores"})]
-        report.write(tmp_path / "h100" / "any_size.json", report.document(head, rows, {}))
-        shown = figures.any_size()
-        assert "| H100 | bf16 | 2 | 1.00 | 0.52 | 0.50 |" in shown
-        assert "| H100 | fp32, `emulate=False` | 1 | 1.50 | 1.50 | 1.50 |" in shown
-        assert "(../benchmarks/results/h100/any_size.json)" in shown
+def test_the_figure_of_the_guide_has_a_row_for_each_gpu_and_class(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    assert figures.any_size() == "There is no record yet."
+    head = {"command": "python benchmarks/any_size.py", "date": "2026-11-23"}
+    rows = [row(0.5), row(2.0), row(1.5, **{"class": "float32_cuda_cores"})]
+    report.write(tmp_path / "h100" / "any_size.json", report.document(head, rows, {}))
+    shown = figures.any_size()
+    assert "| H100 | bf16 | 2 | 1.00 | 0.52 | 0.50 |" in shown
+    assert "| H100 | fp32, `emulate=False` | 1 | 1.50 | 1.50 | 1.50 |" in shown
+    assert "(../benchmarks/results/h100/any_size.json)" in shown
 
 
 # --- the record of the search

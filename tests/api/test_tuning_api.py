@@ -25,26 +25,25 @@ def options(recording):
     return autotile.TuneOptions(replay=recording)
 
 
-class TestTune:
-    def test_a_path_is_a_kernel_and_a_database_and_a_repr_is_one_line(self, scale_toml, options, tmp_path):
-        database = tmp_path / "own.db"
-        result = autotile.tune(scale_toml, n=N, options=options, database=database)
-        assert result.database == str(database)
-        again = autotile.tune(str(scale_toml), {"n": N}, options=options, database=str(database))
-        assert again.resumed == 12
-        for found in (result, again):
-            assert found.winner.config == {"THREADS": 256, "WORK": 4}
-        kernel = autotile.get_best_kernel(scale_toml, n=N, device="h200", database=database)
-        assert (kernel.tier, kernel.config) == ("exact", {"THREADS": 256, "WORK": 4})
-        assert repr(result) == (
-            "<TuneResult: scale n=1048576 float32 on NVIDIA H200 (replayed): "
-            f"4.406 us, {result.speedup.value:.3f}x over the default>"
-        )
-        nothing = replace(result, winner=None, default=None, speedup=None)
-        assert repr(nothing).endswith(": no configuration ran>")
-        assert repr(replace(nothing, interrupted=True)).endswith(": interrupted before a configuration ran>")
-        assert repr(replace(result, interrupted=True)).endswith("over the default, interrupted>")
-        assert "<tr><th>took</th>" in nothing._repr_html_()
+def test_a_path_is_a_kernel_and_a_database_and_a_repr_is_one_line(scale_toml, options, tmp_path):
+    database = tmp_path / "own.db"
+    result = autotile.tune(scale_toml, n=N, options=options, database=database)
+    assert result.database == str(database)
+    again = autotile.tune(str(scale_toml), {"n": N}, options=options, database=str(database))
+    assert again.resumed == 12
+    for found in (result, again):
+        assert found.winner.config == {"THREADS": 256, "WORK": 4}
+    kernel = autotile.get_best_kernel(scale_toml, n=N, device="h200", database=database)
+    assert (kernel.tier, kernel.config) == ("exact", {"THREADS": 256, "WORK": 4})
+    assert repr(result) == (
+        "<TuneResult: scale n=1048576 float32 on NVIDIA H200 (replayed): "
+        f"4.406 us, {result.speedup.value:.3f}x over the default>"
+    )
+    nothing = replace(result, winner=None, default=None, speedup=None)
+    assert repr(nothing).endswith(": no configuration ran>")
+    assert repr(replace(nothing, interrupted=True)).endswith(": interrupted before a configuration ran>")
+    assert repr(replace(result, interrupted=True)).endswith("over the default, interrupted>")
+    assert "<tr><th>took</th>" in nothing._repr_html_()
 
 
 @pytest.mark.usefixtures("own_recordings")

@@ -239,24 +239,23 @@ class TestReadOnlyDisk:
         assert "cannot write" in refusal(told)
 
 
-class TestDamage:
-    def test_it_is_told_and_left_alone_or_kept_aside(self, run, commands, tuned):
-        before, damaged = tuned.read_bytes()[:20_000], tuned
+def test_damage_is_told_and_left_alone_or_kept_aside(run, commands, tuned):
+    before, damaged = tuned.read_bytes()[:20_000], tuned
+    damaged.write_bytes(before)
+    for name in ("list", "trials", "best", "export"):
+        assert "the file is damaged" in refusal(run(*commands[name], "--db", damaged))
+    answer = run(*commands["check"], "--db", damaged)
+    assert answer.code == 1
+    assert "malformed" in answer.out
+    assert damaged.read_bytes() == before
+    for name in WRITING:
+        answer = run(*commands[name], "--db", damaged)
+        assert answer.code == 0
+        (kept,) = damaged.parent.glob("tuning.db.corrupt-*")
+        assert f"was damaged: it is kept as {kept}" in answer.out + answer.err
+        assert kept.read_bytes() == before
+        kept.unlink()
         damaged.write_bytes(before)
-        for name in ("list", "trials", "best", "export"):
-            assert "the file is damaged" in refusal(run(*commands[name], "--db", damaged))
-        answer = run(*commands["check"], "--db", damaged)
-        assert answer.code == 1
-        assert "malformed" in answer.out
-        assert damaged.read_bytes() == before
-        for name in WRITING:
-            answer = run(*commands[name], "--db", damaged)
-            assert answer.code == 0
-            (kept,) = damaged.parent.glob("tuning.db.corrupt-*")
-            assert f"was damaged: it is kept as {kept}" in answer.out + answer.err
-            assert kept.read_bytes() == before
-            kept.unlink()
-            damaged.write_bytes(before)
 
 
 def test_a_newer_schema_and_another_file_are_left_unchanged(run, commands, tuned, tmp_path):

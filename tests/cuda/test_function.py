@@ -407,16 +407,15 @@ def buffer(init: str, name: str = "x") -> BufferArgument:
     return BufferArgument(name, ElementType("dtype"), (parse_expression("4", {}),), "in", init)
 
 
-class TestInputs:
-    def test_distributions(self):
-        normal = {name: DTYPES[name].decode(make_input(buffer("normal"), (1000,), name)) for name in DTYPES}
-        assert [name for name, values in normal.items() if not np.isfinite(values).all() or values.std() < 0.4] == []
-        assert not make_input(buffer("zeros"), (8,), "float32").any()
-        assert (make_input(buffer("ones"), (8,), "float32") == 1).all()
-        np.testing.assert_array_equal(make_input(buffer("arange"), (2, 4), "int32"), np.arange(8).reshape(2, 4))
-        uniform = make_input(buffer("uniform"), (1000,), "float64")
-        assert 0 <= uniform.min() < 0.1
-        assert 0.9 < uniform.max() < 1
+def test_distributions_of_inputs():
+    normal = {name: DTYPES[name].decode(make_input(buffer("normal"), (1000,), name)) for name in DTYPES}
+    assert [name for name, values in normal.items() if not np.isfinite(values).all() or values.std() < 0.4] == []
+    assert not make_input(buffer("zeros"), (8,), "float32").any()
+    assert (make_input(buffer("ones"), (8,), "float32") == 1).all()
+    np.testing.assert_array_equal(make_input(buffer("arange"), (2, 4), "int32"), np.arange(8).reshape(2, 4))
+    uniform = make_input(buffer("uniform"), (1000,), "float64")
+    assert 0 <= uniform.min() < 0.1
+    assert 0.9 < uniform.max() < 1
 
 
 @pytest.mark.parametrize(("dtype", "number"), DATA_TYPES.items())

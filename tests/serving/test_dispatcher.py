@@ -103,33 +103,32 @@ class TestLookUp:
         assert misses() == [(4096, "NVIDIA H200", "nearest", 1)]
 
 
-class TestInput:
-    @pytest.mark.parametrize(
-        ("asked", "said"),
-        [
-            ({}, "needs the size n"),
-            ({"n": 0}, "expected 1 to"),
-            ({"n": 1, "m": 2}, "has no size 'm'"),
-            ({"n": 1, "dtype": "float64"}, "does not support dtype 'float64'"),
-            ({"n": 1, "name": "sgemm_3d"}, r"did you mean .*sgemm_2d"),
-            *(({"n": 1, "numerics": word}, "numerics is .*, expected 'any' or 'same'") for word in ("exact", ["any"])),
-            ({"n": 1, "device": "voodoo"}, "no GPU profile is named 'voodoo'"),
-            *(({"n": 1, "device": device}, "expected a CUDA index") for device in ([0], 0.5, {})),
-            *(({"n": 4096, name: 1}, f"{name} is 1, expected") for name in ("strict", "library", "race", "wait")),
-            *(
-                ({"n": size}, r"size n is .*, expected a whole number")
-                for size in (4096.5, float("nan"), float("inf"), [4096], {}, None, "4096", np.zeros(3), np.zeros(()))
-            ),
-            *(
-                ({"n": 1, "dtype": dtype}, "does not support dtype")
-                for dtype in ("float33", ">f4", np.float64, float, "U5", [1], object())
-            ),
-        ],
-    )
-    def test_bad_requests(self, store, asked, said):
-        get_best_kernel(store.path, n=4096, device="h200")
-        with pytest.raises(InputError, match=said):
-            get_best_kernel(**{"name": str(store.path), "device": "h200", **asked})
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "needs the size n"),
+        ({"n": 0}, "expected 1 to"),
+        ({"n": 1, "m": 2}, "has no size 'm'"),
+        ({"n": 1, "dtype": "float64"}, "does not support dtype 'float64'"),
+        ({"n": 1, "name": "sgemm_3d"}, r"did you mean .*sgemm_2d"),
+        *(({"n": 1, "numerics": word}, "numerics is .*, expected 'any' or 'same'") for word in ("exact", ["any"])),
+        ({"n": 1, "device": "voodoo"}, "no GPU profile is named 'voodoo'"),
+        *(({"n": 1, "device": device}, "expected a CUDA index") for device in ([0], 0.5, {})),
+        *(({"n": 4096, name: 1}, f"{name} is 1, expected") for name in ("strict", "library", "race", "wait")),
+        *(
+            ({"n": size}, r"size n is .*, expected a whole number")
+            for size in (4096.5, float("nan"), float("inf"), [4096], {}, None, "4096", np.zeros(3), np.zeros(()))
+        ),
+        *(
+            ({"n": 1, "dtype": dtype}, "does not support dtype")
+            for dtype in ("float33", ">f4", np.float64, float, "U5", [1], object())
+        ),
+    ],
+)
+def test_bad_requests(store, asked, said):
+    get_best_kernel(store.path, n=4096, device="h200")
+    with pytest.raises(InputError, match=said):
+        get_best_kernel(**{"name": str(store.path), "device": "h200", **asked})
 
 
 class TestDevices:
@@ -249,19 +248,18 @@ class TestStrict:
         assert store.ask(4096, device=None, strict=True).tier == "exact"
 
 
-class TestAge:
-    def test_another_driver_is_told_and_served(self, store, monkeypatch):
-        monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
-        now = structs.replace(device_profile("h200"), source="cuda", driver="13.0")
-        monkeypatch.setattr(serving, "live_device", lambda _: now)
-        store.put(4096, BEST, device=structs.replace(now, driver="12.4"))
-        kernel = store.ask(4096, device=None)
-        assert (kernel.tier, kernel.choice.aged) == ("exact", ("driver 12.4, now 13.0",))
-        assert "It has aged (driver 12.4, now 13.0); `autotile verify scale` measures it again." in kernel.explain()
-        assert kernel.to_json()["aged"] == ["driver 12.4, now 13.0"]
-        store.put(4096, BEST, device=now, driver="13.0")
-        assert store.ask(4096, device=None).choice.aged == ()
-        assert store.ask(4096).choice.aged == ()  # of a device that is only known
+def test_another_driver_is_told_and_served(store, monkeypatch):
+    monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
+    now = structs.replace(device_profile("h200"), source="cuda", driver="13.0")
+    monkeypatch.setattr(serving, "live_device", lambda _: now)
+    store.put(4096, BEST, device=structs.replace(now, driver="12.4"))
+    kernel = store.ask(4096, device=None)
+    assert (kernel.tier, kernel.choice.aged) == ("exact", ("driver 12.4, now 13.0",))
+    assert "It has aged (driver 12.4, now 13.0); `autotile verify scale` measures it again." in kernel.explain()
+    assert kernel.to_json()["aged"] == ["driver 12.4, now 13.0"]
+    store.put(4096, BEST, device=now, driver="13.0")
+    assert store.ask(4096, device=None).choice.aged == ()
+    assert store.ask(4096).choice.aged == ()  # of a device that is only known
 
 
 @pytest.mark.usefixtures("live_gpu")
@@ -541,16 +539,15 @@ def modules(path: Path, tier: str) -> set[str]:
     return set(found.split())
 
 
-class TestFirstLookUp:
-    def test_a_result_of_the_problem_needs_few_modules(self, store):
-        store.put(4096, BEST)
-        found = modules(store.path, "exact")
-        assert {"autotile.serving.bound", "autotile.serving.selection", "autotile.database.keys"} <= found
-        assert len(found) <= CEILING, sorted(found)
-        assert len(found) > CEILING - 3, "lower the ceiling"
-        later = ("exchange.shipped", "serving.launching", "serving.operations", "serving.pinning")
-        assert found.isdisjoint(f"autotile.{name}" for name in later)
-        Path(str(read_settings().database)).unlink()
-        store.put(8192, BEST)
-        comparison = "autotile.families.preference"
-        assert (comparison in found, comparison in modules(store.path, "nearest")) == (False, True)
+def test_a_first_look_up_of_a_result_of_the_problem_needs_few_modules(store):
+    store.put(4096, BEST)
+    found = modules(store.path, "exact")
+    assert {"autotile.serving.bound", "autotile.serving.selection", "autotile.database.keys"} <= found
+    assert len(found) <= CEILING, sorted(found)
+    assert len(found) > CEILING - 3, "lower the ceiling"
+    later = ("exchange.shipped", "serving.launching", "serving.operations", "serving.pinning")
+    assert found.isdisjoint(f"autotile.{name}" for name in later)
+    Path(str(read_settings().database)).unlink()
+    store.put(8192, BEST)
+    comparison = "autotile.families.preference"
+    assert (comparison in found, comparison in modules(store.path, "nearest")) == (False, True)

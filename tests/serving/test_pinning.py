@@ -432,13 +432,12 @@ distributed.destroy_process_group()
 """
 
 
-class TestProcesses:
-    @pytest.mark.usefixtures("torch")
-    def test_two_processes_serve_the_same(self, store, tmp_path):
-        store.put(4096, {"THREADS": 256, "WORK": 4})
-        words = "-W", "ignore", "-c", SYNCHRONIZING, store.path, tmp_path / "store"
-        databases = os.environ["AUTOTILE_DB"], tmp_path / "other.db"
-        with ThreadPoolExecutor(2) as threads:
-            ranks = list(threads.map(lambda rank: python(*words, str(rank), databases[rank]), range(2)))
-        assert [rank.returncode for rank in ranks] == [0, 0], ranks
-        assert [rank.stdout.split("\n")[0] for rank in ranks] == ["256 256", "128 256"]
+@pytest.mark.usefixtures("torch")
+def test_two_processes_serve_the_same(store, tmp_path):
+    store.put(4096, {"THREADS": 256, "WORK": 4})
+    words = "-W", "ignore", "-c", SYNCHRONIZING, store.path, tmp_path / "store"
+    databases = os.environ["AUTOTILE_DB"], tmp_path / "other.db"
+    with ThreadPoolExecutor(2) as threads:
+        ranks = list(threads.map(lambda rank: python(*words, str(rank), databases[rank]), range(2)))
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    assert [rank.stdout.split("\n")[0] for rank in ranks] == ["256 256", "128 256"]

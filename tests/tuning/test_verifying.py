@@ -360,11 +360,10 @@ class TestVerdict:
 OWN = [{"THREADS": threads, "WORK": 1} for threads in (128, 32, 64)]
 
 
-class TestWithoutAReference:
-    def test_the_kernel_is_run_until_two_configurations_agree_and_judges_nothing_if_none_do(self, judged):
-        found, log = judged(confirming=OWN, agree_after=2)
-        assert found.verdict == "faster"
-        assert log.index("race") > log.index("check with second inputs")
-        assert log.count("check with second inputs") == 3  # two of the kernel, one of the candidate
-        with pytest.raises(InputError, match="no two of its configurations agree"):
-            judged(confirming=OWN, agree_after=9)
+def test_without_a_reference_a_kernel_is_run_until_two_configurations_agree_and_judges_nothing_if_none_do(judged):
+    found, log = judged(confirming=OWN, agree_after=2)
+    assert found.verdict == "faster"
+    assert log.index("race") > log.index("check with second inputs")
+    assert log.count("check with second inputs") == 3  # two of the kernel, one of the candidate
+    with pytest.raises(InputError, match="no two of its configurations agree"):
+        judged(confirming=OWN, agree_after=9)

@@ -235,24 +235,23 @@ class TestSizes:
             ask()
 
 
-class TestReplay:
-    def test_nothing_is_measured_and_strict_names_all_that_is_not_tuned(self, ask, bench):
-        with block() as window:
-            ask()
-        stored = len(bench.stored())
-        with autotile.tuning(mode="replay") as window:
-            ask(), ask(2048)
-            assert not default_dispatcher.may_race
-        assert default_dispatcher.may_race
-        assert states(window) == {2048: "left", 4096: "done"}
-        strict = autotile.tuning(mode="replay", strict=True, sizes={"n": [4096, 8192]})
-        with pytest.raises(NotTunedError, match="2 problems of the block are not tuned") as error, strict:
-            ask(2048)
-        assert "scale n=2048 float32" in str(error.value)
-        assert "scale n=8192 float32" in str(error.value)
-        with autotile.tuning(mode=type("Word", (str,), {})("replay"), strict=True):
-            ask()
-        assert len(bench.stored()) == stored
+def test_in_replay_nothing_is_measured_and_strict_names_all_that_is_not_tuned(ask, bench):
+    with block() as window:
+        ask()
+    stored = len(bench.stored())
+    with autotile.tuning(mode="replay") as window:
+        ask(), ask(2048)
+        assert not default_dispatcher.may_race
+    assert default_dispatcher.may_race
+    assert states(window) == {2048: "left", 4096: "done"}
+    strict = autotile.tuning(mode="replay", strict=True, sizes={"n": [4096, 8192]})
+    with pytest.raises(NotTunedError, match="2 problems of the block are not tuned") as error, strict:
+        ask(2048)
+    assert "scale n=2048 float32" in str(error.value)
+    assert "scale n=8192 float32" in str(error.value)
+    with autotile.tuning(mode=type("Word", (str,), {})("replay"), strict=True):
+        ask()
+    assert len(bench.stored()) == stored
 
 
 class TestNested:
