@@ -56,7 +56,15 @@ from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
-from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, limits_of
+from autotile.space.limits import (
+    UNLIMITED,
+    CompiledStep,
+    check_config,
+    compiled_steps,
+    demand_of,
+    limits_of,
+    unfit_scalar,
+)
 from autotile.space.search_space import SearchSpace, feasible_space
 
 if TYPE_CHECKING:
@@ -66,7 +74,7 @@ if TYPE_CHECKING:
     from autotile.report.survey import Survey
 
 
-CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
+CheckKind = Literal["device", "argument", "value", "rule", "heuristic", "limit", "compiled"]
 _MAX_PER_BLOCK = 2**31 - 1
 """Largest accepted number of threads, registers or bytes of a block."""
 _AHEAD = 8
@@ -319,6 +327,8 @@ def _checks(
     """Evaluate every condition that does not need compiling, including those after the first failure."""
     if fault := unsupported_reason(spec, device):
         yield ConfigCheck("device", "compute_capability", False, fault)
+    if fault := unfit_scalar(spec, problem.dtype, names):
+        yield ConfigCheck("argument", "scalars", False, fault)
     for parameter in spec.parameters:
         value = config[parameter.name]
         if value not in parameter.values:

@@ -15,14 +15,14 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
-from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
+from autotile.core.dtypes import DTYPES, Array, Dtype, canonical_dtype
 from autotile.core.model import Value, dtype_names
 from autotile.errors import ArgumentError, listing, nearest
 from autotile.kernel.contents import Content, InputExpression, declared_content
@@ -1047,6 +1047,25 @@ def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any
     return encode_value(f"scalar {scalar.name}", value, DTYPES[scalar.element_type(problem_dtype)])
 
 
+def encoded(values: Array, dtype: Dtype) -> tuple[Array, Mask]:
+    """Return numbers as a type stores them, and which of them fit in it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = dtype.encode(values)
+    kept = dtype.decode(stored)
+    fits = (kept == values) if dtype.is_integer else (np.isinf(kept) == np.isinf(values))
+    return stored, fits & (np.abs(values) <= dtype.largest)
+
+
+@lru_cache(maxsize=4096)
+def bound_fault(name: str, value: int, dtype: str) -> str:
+    """Return why a bound scalar cannot have a value, as `encode_value` says it; "" if it can."""
+    try:
+        encode_value(f"scalar {name}", value, DTYPES[dtype])
+    except ArgumentError as error:
+        return str(error)
+    return ""
+
+
 def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
     """Convert a value to an element type.
 
@@ -1062,12 +1081,8 @@ def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
         raise ArgumentError(
             f"{what} is {value!r}, expected {expected} that fit{'' if dtype.components else 's'} in {dtype.name}"
         )
-    given = given.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored = dtype.encode(given)
-    kept = dtype.decode(stored)
-    fits = (kept == given) if dtype.is_integer else (np.isinf(kept) == np.isinf(given))
-    if not fits.all() or (np.abs(given) > dtype.largest).any():
+    stored, fits = encoded(given.reshape(-1), dtype)
+    if not fits.all():
         raise ArgumentError(f"{what} is {value!r}, which does not fit in {dtype.name}")
     return stored if dtype.components else stored[0]
 

@@ -57,10 +57,7 @@ def known_names(spec: KernelSpec, config: Config, problem: Problem, device: Devi
     Raise `ProblemError` if a size of the kernel is missing; `SpecError` if a computed value has none for the
     configuration.
     """
-    names = {**fixed_names(spec, problem, device), **config}
-    if spec.computed:
-        names.update(computed_values(spec.computed, config))
-    return names
+    return {**fixed_names(spec, problem, device), **config, **computed_values(spec.computed, config)}
 
 
 class StepLaunch(msgspec.Struct, frozen=True, gc=False):

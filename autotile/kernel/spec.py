@@ -21,7 +21,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
 from autotile.core.model import Problem, Value, config_text
 from autotile.core.text import html_of, plural
-from autotile.errors import ConfigError, SpecError
+from autotile.errors import ConfigError, SpecError, listing
 from autotile.kernel.arguments import (
     Argument,
     BufferArgument,
@@ -860,6 +860,14 @@ class Objective(NamedTuple):
     expression: ArrayExpression
     maximize: bool = False
 
+    def used(self, metrics: Mapping[str, ArrayExpression]) -> set[str]:
+        """Return the names that it depends on, itself or by metrics, each of which uses only those before it."""
+        used = set(self.expression.names)
+        for name, metric in reversed([*metrics.items()]):
+            if name in used:
+                used |= metric.names
+        return used
+
 
 def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
     """Parse ``[metrics]``; a metric may use those before it."""
@@ -870,13 +878,23 @@ def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, s
     return found
 
 
-def parse_objective(table: Table, metrics: Iterable[str], kinds: Mapping[str, Kind]) -> Objective | None:
-    """Parse ``[objective]``; None if the section is empty."""
-    table.allow(("value", "maximize"))
-    if not table.data:
-        return None
-    expression = parse_score(table.text("value", multiline=True), metrics, kinds, table.location("value"))
-    return Objective(expression, table.boolean("maximize", default=False))
+def parse_objective(
+    text: str,
+    metrics: Mapping[str, ArrayExpression],
+    kinds: Mapping[str, Kind],
+    location: Location,
+    *,
+    maximize: bool,
+) -> Objective:
+    """Parse an objective. A `SpecError` is raised if it uses no measured value, neither itself nor by a metric."""
+    objective = Objective(parse_score(text, metrics, kinds, location), maximize)
+    if objective.used(metrics).isdisjoint(MEASURED):
+        raise location.error(
+            f"an objective that uses no measured value needs no search; expected one or more of {listing(MEASURED)}, "
+            "or a metric that uses one",
+            expression=text,
+        )
+    return objective
 
 
 def parse_score(text: str, metrics: Iterable[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:

@@ -27,15 +27,18 @@ from autotile.kernel.arguments import (
     Column,
     Evaluate,
     Mask,
+    ScalarArgument,
     TensorMap,
+    bound_fault,
     clipped,
+    encoded,
     extents_text,
     round_up,
 )
 from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
+from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, fixed_names, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
-from autotile.kernel.spec import STEP, KernelSpec, Step
+from autotile.kernel.spec import STEP, KernelSpec, Step, computed_values
 
 Blocks = NDArray[np.int64]
 
@@ -218,6 +221,20 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         maps = self.spec.tensor_maps
         at = self.problem.dtype, self.problem.sizes
         return tuple(one.tensor_map(*at, partial(self._evaluate, {}, True)) for one in maps)
+
+    @cached_property
+    def scalars(self) -> list[tuple[ScalarArgument, Column, Mask]]:
+        """Scalars that depend on more than the problem, with their values and what makes the launch that takes them."""
+        found = []
+        for step, count in zip(self.spec.steps, self._counts, strict=True):
+            possible = count * (self.launch_count <= MAX_LAUNCHES)
+            for scalar in self.spec.scalars:
+                if scalar.is_per_launch and scalar.binding is not None and scalar.name in step.arguments:
+                    varies = STEP in scalar.binding.names
+                    for number in range(int(np.max(possible, initial=0)) if varies else 1):
+                        runs = number < possible
+                        found.append((scalar, self._evaluate({STEP: number}, runs, scalar.binding), runs))
+        return found
 
     @cached_property
     def memory_bytes(self) -> Any:
@@ -433,6 +450,31 @@ LIMITS = (
         applies=lambda spec: not all(step.is_always_once for step in spec.steps),
         hint="change the conditions of the steps or their times",
     ),
+    Limit(
+        "scalars",
+        lambda demand, device: reduce(
+            operator.and_,
+            [
+                runs <= encoded(np.atleast_1d(value), DTYPES[scalar.element_type(demand.problem.dtype)])[1]
+                for scalar, value, runs in demand.scalars
+            ],
+            True,
+        ),
+        lambda demand, device: next(
+            filter(
+                None,
+                (
+                    bound_fault(scalar.name, value, scalar.element_type(demand.problem.dtype))
+                    for scalar, value, runs in demand.scalars
+                    if runs
+                ),
+            ),
+            "",
+        ),
+        lambda spec: (*_conditions_of_steps(spec), *_of_arguments(spec)),
+        applies=lambda spec: any(scalar.is_per_launch for scalar in spec.scalars),
+        hint="choose smaller sizes, or declare a larger type",
+    ),
     _launch_limit(
         "threads_per_block",
         lambda demand, device: demand.threads <= device.max_threads_per_block,
@@ -505,9 +547,22 @@ LIMITS = (
 """All limits, in the order applied."""
 
 
+def unfit_scalar(spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> str:
+    """Return why a scalar that the problem binds does not fit in its type, as one line; "" if all fit."""
+    faults = (
+        bound_fault(scalar.name, int(scalar.binding.value(names)), scalar.element_type(dtype))
+        for scalar in spec.scalars
+        if scalar.binding is not None and not scalar.is_per_launch
+    )
+    return next(filter(None, faults), "")
+
+
 def check_config(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> str:
     """Return why a configuration is not feasible, as one line; "" if it is."""
     if reason := unsupported_reason(spec, device):
+        return reason
+    fixed = fixed_names(spec, problem, device)
+    if reason := unfit_scalar(spec, problem.dtype, fixed):
         return reason
     known = {parameter.name: parameter.values for parameter in spec.parameters}
     computed = {each.name for each in spec.computed}
@@ -520,7 +575,7 @@ def check_config(spec: KernelSpec, config: Config, problem: Problem, device: Dev
         value = config[name]
         if not any(value == other and isinstance(value, str) == isinstance(other, str) for other in values):
             return f"{name} = {value} is not among its values {', '.join(map(str, values))}"
-    names = known_names(spec, config, problem, device)
+    names = {**fixed, **config, **computed_values(spec.computed, config)}
     for rule in spec.rules:
         if not rule.expression.value(names):
             shown = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))
