@@ -572,9 +572,8 @@ def check_config(spec: KernelSpec, config: Config, problem: Problem, device: Dev
     for name, values in known.items():
         if name not in config:
             return f"the parameter {name} is missing"
-        value = config[name]
-        if not any(value == other and isinstance(value, str) == isinstance(other, str) for other in values):
-            return f"{name} = {value} is not among its values {', '.join(map(str, values))}"
+        if config[name] not in values:
+            return f"{name} = {config[name]} is not among its values {', '.join(map(str, values))}"
     names = {**fixed, **config, **computed_values(spec.computed, config)}
     for rule in spec.rules:
         if not rule.expression.value(names):
