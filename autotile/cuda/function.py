@@ -231,14 +231,26 @@ def _captured(queue: Callable[[int], None], stream: int) -> Any:
 class StepFunctions:
     """The functions of a kernel's steps, loaded into the current context from a cubin; they keep its module loaded.
 
-    An entry that is not among ``symbols`` has its own name. ``module`` is the driver's handle.
+    An entry that is not among ``symbols`` has its own name. ``module`` is the driver's handle. ``others`` are sizes,
+    cubin and symbols of each other problem, where sizes are compiled in.
     """
 
-    def __init__(self, steps: Sequence[Step], image: Path | bytes, symbols: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        image: Path | bytes,
+        symbols: Mapping[str, str],
+        others: Iterable[tuple[Mapping[str, int], Path, Mapping[str, str]]] = (),
+    ) -> None:
         module = Module(image)
         self.module = module.pointer
         self._entries = [step.entry for step in steps]
         self._functions = {entry: module.function(symbols.get(entry, entry)) for entry in self._entries}
+        self._others = tuple((dict(sizes), StepFunctions(steps, path, names)) for sizes, path, names in others)
+
+    def at(self, sizes: Mapping[str, int]) -> StepFunctions:
+        """Return the functions for a problem: those of its own cubin, if it has one."""
+        return next((functions for own, functions in self._others if own == dict(sizes)), self)
 
     def __getitem__(self, step: int) -> Function:
         """Return the function of a step, by its index."""
@@ -277,28 +289,6 @@ class StepFunctions:
                 launch(stream, address + start, extra)
 
         return launch_all
-
-
-class SizedFunctions:
-    """The functions of a kernel's steps for the problem that is tuned, and for others if sizes are compiled in.
-
-    ``others`` are sizes, cubin and names of each other problem.
-    """
-
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        image: Path,
-        symbols: Mapping[str, str],
-        others: Iterable[tuple[Mapping[str, int], Path, Mapping[str, str]]] = (),
-    ) -> None:
-        self.tuned = StepFunctions(steps, image, symbols)
-        self._others = [(dict(sizes), StepFunctions(steps, path, names)) for sizes, path, names in others]
-
-    def at(self, sizes: Mapping[str, int]) -> StepFunctions:
-        """Return the functions for a problem."""
-        wanted = dict(sizes)
-        return next((functions for own, functions in self._others if own == wanted), self.tuned)
 
 
 def _launch_with(functions: StepFunctions, one: StepLaunch, values: Sequence[Any]) -> Callable[[], None]:

@@ -388,9 +388,11 @@ class ScalarArgument(ArgumentKind, frozen=True):
 
     dtype: str
     """Name of an element type, or `PROBLEM_DTYPE`."""
-    value: Expression | Number
-    """Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
-    a tuple of the components of a vector or of the real and the imaginary part of a complex number."""
+    binding: Expression | None
+    """Expression that gives its value, over sizes, flags, parameters, ``device.*`` and ``step``."""
+    default: Number | None
+    """Else its value unless a caller sets another: a number, or a tuple of the components of a vector or of the real
+    and the imaginary part of a complex number."""
     check_value: Number | None
     """Value at the ragged sizes in verification (``beta`` other than 0); None for the default."""
     is_per_launch: bool = False
@@ -410,24 +412,14 @@ class ScalarArgument(ArgumentKind, frozen=True):
             is_per_launch = bool(expression.names - scope.problem.own_names)
             for sizes, _ in () if is_per_launch else scope.problem.cases(expression.names):
                 expression.evaluate(sizes)
-            return cls(name, dtype, expression, None, is_per_launch)
+            return cls(name, dtype, expression, None, None, is_per_launch)
         value = _constant(table, "value", dtype)
-        return cls(name, dtype, value, _constant(table, "check", dtype) if "check" in table.data else None)
+        return cls(name, dtype, None, value, _constant(table, "check", dtype) if "check" in table.data else None)
 
     def meaning(self) -> dict[str, Any]:
         """Return the scalar's part of the space hash."""
         value = self.default if self.binding is None else self.binding.canonical
         return {"scalar": self.name, "dtype": self.dtype, "value": value, "check": self.check_value}
-
-    @property
-    def binding(self) -> Expression | None:
-        """Expression that gives its value; None if a caller may set it."""
-        return self.value if isinstance(self.value, Expression) else None
-
-    @property
-    def default(self) -> Number | None:
-        """Value unless a caller sets another; None if the problem binds it."""
-        return None if isinstance(self.value, Expression) else self.value
 
     @property
     def is_operand(self) -> bool:
@@ -448,9 +440,10 @@ class ScalarArgument(ArgumentKind, frozen=True):
 
     def given(self, sizes: Mapping[str, int], *, check: bool) -> Number:
         """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
-        if isinstance(self.value, Expression):
-            return int(self.value.value(sizes))
-        return self.check_value if check and self.check_value is not None else self.value
+        if self.binding is not None:
+            return int(self.binding.value(sizes))
+        assert self.default is not None
+        return self.check_value if check and self.check_value is not None else self.default
 
     def parameter_bytes(self, problem_dtype: str) -> int:
         """Return the size of its type."""

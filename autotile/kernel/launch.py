@@ -146,9 +146,9 @@ def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memor
             f"{geometry.dynamic_smem_bytes} bytes of dynamic shared memory; add a rule that excludes it"
         )
     scalars = tuple(
-        (scalar.name, int(scalar.value.value(names)))
+        (scalar.name, int(scalar.binding.value(names)))
         for scalar in spec.scalars
-        if scalar.is_per_launch and scalar.name in step.arguments and isinstance(scalar.value, Expression)
+        if scalar.is_per_launch and scalar.name in step.arguments and scalar.binding is not None
     )
     return StepLaunch(
         index,

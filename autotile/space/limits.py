@@ -128,12 +128,10 @@ def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]
     return np.where(possible, shared, 0)
 
 
-EvaluateWhere = Callable[[Expression, Mapping[str, Value], Mask], Column]
-"""Evaluates an expression over parameters, sizes, flags, ``device.*`` and further names, whose values are given.
-
-The last argument selects rows, shape (rows,), or is a bool for all or none. The result is an int64 column, 1 in other
-rows; for a single configuration, an int.
-"""
+EvaluateWhere = Callable[[Mapping[str, Value], Mask, Expression], Column]
+"""Evaluates an expression over parameters, sizes, flags, ``device.*`` and further names, whose values are given, in
+selected rows, shape (rows,); a bool selects all or none. The result is an int64 column, 1 in other rows; for a single
+configuration, an int."""
 
 
 class LaunchDemand(msgspec.Struct, frozen=True, dict=True):
@@ -203,24 +201,21 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
             varies = any(STEP in part.names for part in parts)
             for number in range(int(np.max(possible, initial=0)) if varies else 1):
                 runs = number < possible
-                found.append(LaunchDemand(self.spec, step, runs, partial(self._evaluate, {STEP: number}, runs)))
+                found.append(LaunchDemand(self.spec, step, runs, partial(self.evaluate, {STEP: number}, runs)))
         return tuple(found)
-
-    def _evaluate(self, extra: Mapping[str, Value], rows: Mask, expression: Expression) -> Column:
-        return self.evaluate(expression, extra, rows)
 
     @cached_property
     def arrays(self) -> tuple[tuple[ArrayArgument, tuple[Column, ...]], ...]:
         """Buffers and workspaces with their extents; those of a workspace may be 0."""
         arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
-        return tuple((array, tuple(self.evaluate(each, {}, True) for each in array.shape)) for array in arrays)
+        return tuple((array, tuple(self.evaluate({}, True, each) for each in array.shape)) for array in arrays)
 
     @cached_property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Tensor maps."""
         maps = self.spec.tensor_maps
         at = self.problem.dtype, self.problem.sizes
-        return tuple(one.tensor_map(*at, partial(self._evaluate, {}, True)) for one in maps)
+        return tuple(one.tensor_map(*at, partial(self.evaluate, {}, True)) for one in maps)
 
     @cached_property
     def scalars(self) -> list[tuple[ScalarArgument, Column, Mask]]:
@@ -233,7 +228,7 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
                     varies = STEP in scalar.binding.names
                     for number in range(int(np.max(possible, initial=0)) if varies else 1):
                         runs = number < possible
-                        found.append((scalar, self._evaluate({STEP: number}, runs, scalar.binding), runs))
+                        found.append((scalar, self.evaluate({STEP: number}, runs, scalar.binding), runs))
         return found
 
     @cached_property
@@ -251,8 +246,8 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         """The number of launches of each step, clipped to 0 and just above the limit."""
         counts = []
         for step in self.spec.steps:
-            runs = True if step.when is None else self.evaluate(step.when, {}, True) != 0
-            count = 1 if step.times is None else self.evaluate(step.times, {}, runs)
+            runs = True if step.when is None else self.evaluate({}, True, step.when) != 0
+            count = 1 if step.times is None else self.evaluate({}, runs, step.times)
             counts.append(clipped(count, 0, MAX_LAUNCHES + 1) * runs)
         return counts
 
@@ -260,7 +255,7 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
 def demand_of(spec: KernelSpec, names: Mapping[str, Value], problem: Problem) -> Demand:
     """Return the demand of a single configuration, given the value of every name."""
 
-    def evaluate(expression: Expression, extra: Mapping[str, Value], rows: bool) -> int:
+    def evaluate(extra: Mapping[str, Value], rows: bool, expression: Expression) -> int:
         if not rows:
             return 1
         return int(expression.value(names if expression.names.isdisjoint(extra) else {**extra, **names}))

@@ -236,7 +236,7 @@ def _feasible(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> S
 
 
 def _column(
-    space: SearchSpace, fixed: Mapping[str, Value], expression: Expression, extra: Mapping[str, Value], rows: Mask
+    space: SearchSpace, fixed: Mapping[str, Value], extra: Mapping[str, Value], rows: Mask, expression: Expression
 ) -> NDArray[np.int64]:
     """Return the value of an expression in the given rows, 1 in others; shape (1,) if it contains no parameter.
 

@@ -77,8 +77,8 @@ def test_every_section_is_read():
     assert [type(each) for each in (a, b, c, m, alpha)] == [BufferArgument] * 3 + [ScalarArgument] * 2
     assert (str(a.dtype), a.access, a.init, b.init) == ("dtype", "in", "normal", "uniform")
     assert [axis.text for axis in c.shape] == ["M", "N"]
-    assert isinstance(m.value, Expression)
-    assert (alpha.dtype, alpha.value, alpha.check_value) == ("float32", 1.0, 0.75)
+    assert isinstance(m.binding, Expression)
+    assert (alpha.dtype, alpha.default, alpha.check_value) == ("float32", 1.0, 0.75)
     assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
     assert spec.reference.reduction.evaluate(spec.sizes) == 4096
     assert spec.reference.tolerance == 1e-5
