@@ -729,56 +729,45 @@ class TensorMap(msgspec.Struct, frozen=True):
         violations = (violation for holds, violation in self._conditions() if not holds)
         return next((f"the tensor map {self.name} of {self.buffer} {violation()}" for violation in violations), "")
 
-    def _conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
-        """Return the rows in which each condition holds, with the message for a configuration in which it does not."""
+    def _conditions(self) -> Iterator[tuple[Mask, Callable[[], str]]]:
+        """Yield the rows in which each condition holds, with the message for a configuration in which it does not."""
         element_bytes = DTYPES[self.dtype].size_bytes
         # Of columns in float64, as products of absurd extents exceed 64 bits.
         exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
         strides = strides_bytes(tuple(exact), element_bytes)
-        bounded = [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)]
         inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * element_bytes
         swizzle, promotion, steps = self.swizzle_bytes, self.l2_promotion_bytes, self.element_strides
         along = "along the innermost axis"
-        return [
-            (
-                _all([stride % UNIT_BYTES == 0 for stride in strides]),
-                lambda: (
-                    f"has rows {_misaligned_stride(self.shape, element_bytes):,} bytes apart "
-                    f"in the shape {extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}"
-                ),
+        holds = _all([stride % UNIT_BYTES == 0 for stride in strides])
+        yield (
+            holds,
+            lambda: (
+                f"has rows {_misaligned_stride(self.shape, element_bytes):,} bytes apart in the shape "
+                f"{extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}"
             ),
-            (
-                _all(bounded),
-                lambda: f"has the shape {extents_text(self.shape)}, which is beyond what a map can address",
+        )
+        holds = _all([*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)])
+        yield holds, lambda: f"has the shape {extents_text(self.shape)}, which is beyond what a map can address"
+        holds = _all([(side >= 1) & (side <= MAX_BOX) for side in self.box])
+        yield (
+            holds,
+            lambda: f"has a box of {extents_text(self.box, '')} elements, expected 1 to {MAX_BOX} along each axis",
+        )
+        holds = inner_bytes % UNIT_BYTES == 0
+        yield holds, lambda: f"has a box of {inner_bytes} bytes {along}, expected a multiple of {UNIT_BYTES}"
+        holds = _any([swizzle == value for value in SWIZZLES])
+        yield holds, lambda: f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}"
+        holds = (swizzle == 0) | (inner_bytes <= swizzle)
+        yield holds, lambda: f"has a box of {inner_bytes} bytes {along}, more than its swizzle_bytes = {swizzle}"
+        holds = _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1)
+        yield (
+            holds,
+            lambda: (
+                f"has element strides of {extents_text(steps, '')}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 {along}"
             ),
-            (
-                _all([(side >= 1) & (side <= MAX_BOX) for side in self.box]),
-                lambda: f"has a box of {extents_text(self.box, '')} elements, expected 1 to {MAX_BOX} along each axis",
-            ),
-            (
-                inner_bytes % UNIT_BYTES == 0,
-                lambda: f"has a box of {inner_bytes} bytes {along}, expected a multiple of {UNIT_BYTES}",
-            ),
-            (
-                _any([swizzle == value for value in SWIZZLES]),
-                lambda: f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}",
-            ),
-            (
-                (swizzle == 0) | (inner_bytes <= swizzle),
-                lambda: f"has a box of {inner_bytes} bytes {along}, more than its swizzle_bytes = {swizzle}",
-            ),
-            (
-                _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1),
-                lambda: (
-                    f"has element strides of {extents_text(steps, '')}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 "
-                    f"{along}"
-                ),
-            ),
-            (
-                _any([promotion == value for value in L2_PROMOTIONS]),
-                lambda: f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}",
-            ),
-        ]
+        )
+        holds = _any([promotion == value for value in L2_PROMOTIONS])
+        yield holds, lambda: f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}"
 
 
 class TensorMapArgument(ArgumentKind, frozen=True):
