@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotile.core.device import version_of
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import CompileError, InputError
 from autotile.kernel.sources import (
@@ -109,7 +110,7 @@ def _wheel_folders() -> list[Path]:
         except Exception:
             continue
         found += [Path(folder)] if folder else []
-    major = _number(nvrtc_version())[0]
+    major = version_of(nvrtc_version())[0]
     names = [f"cu{major}/include", f"cu{major}/include/cccl", *(f"{name}/include" for name in _OF_WHEELS)]
     places = (Path(place, "nvidia", name) for place in sys.path if place for name in names)
     return [*found, *(folder for folder in places if os.path.isdir(folder))]  # noqa: PTH112 - never raises
@@ -121,7 +122,7 @@ def _ranked(folders: Iterable[Path]) -> list[Path]:
     Those of its very version are first, then the newest. A folder of CCCL alone is before all that hold an older one,
     since the headers of two versions cannot be mixed.
     """
-    wanted = _number(nvrtc_version())
+    wanted = version_of(nvrtc_version())
     versions = {folder: _version(folder) or wanted for folder in folders}
     cccl = {folder: cccl_version(folder) for folder in versions}
     alone = [folder for folder in versions if cccl[folder] and not is_file(folder / "cuda.h")]
@@ -137,11 +138,6 @@ def _ranked(folders: Iterable[Path]) -> list[Path]:
         newer = [found.index(toolkit) for toolkit in toolkits if cccl[toolkit] > cccl[folder]]
         found.insert(max(newer, default=-1) + 1, folder)
     return found
-
-
-def _number(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")
-    return int(major), int(minor)
 
 
 def _version(folder: Path) -> tuple[int, int] | None:
