@@ -131,12 +131,7 @@ def gpu_name_of(name: str) -> str:
 
 def is_name_of(name: str, gpu: DeviceProperties) -> bool:
     """Return True if a name is that of a GPU or of its profile."""
-    if name.casefold() == gpu.name.casefold():
-        return True
-    try:
-        return device_profile(name) == device_profile(gpu.name)
-    except InputError:
-        return False
+    return name.casefold() == gpu.name.casefold() or gpu_name_of(name) == gpu_name_of(gpu.name)
 
 
 def profile_names() -> list[str]:

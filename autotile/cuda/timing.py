@@ -498,15 +498,13 @@ class Nvml:
 
     def __init__(self, index: int = 0) -> None:
         self._nvml: Any = None
-        try:
+        with suppress(Exception):  # NVML is optional: tuning works in a container without it
             import pynvml
 
             pynvml.nvmlInit()
             address = load_cupy().cuda.runtime.deviceGetPCIBusId(index)
             self._device = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
             self._nvml = pynvml
-        except Exception:  # NVML is optional: tuning works in a container without it
-            self._nvml = None
 
     def read(self) -> dict[str, float | int]:
         """Return SM clock (MHz), power (W), temperature (degrees Celsius) and throttle reasons (bit mask of NVML)."""

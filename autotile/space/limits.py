@@ -27,7 +27,6 @@ from autotile.kernel.arguments import (
     Column,
     Evaluate,
     Mask,
-    ScalarArgument,
     TensorMap,
     bound_fault,
     clipped,
@@ -218,17 +217,17 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         return tuple(one.tensor_map(*at, partial(self.evaluate, {}, True)) for one in maps)
 
     @cached_property
-    def scalars(self) -> list[tuple[ScalarArgument, Column, Mask]]:
-        """Scalars that depend on more than the problem, with their values and what makes the launch that takes them."""
+    def scalars(self) -> list[tuple[str, str, Column, Mask]]:
+        """Name, type and value of each scalar that depends on more than the problem, and what makes that launch."""
         found = []
         for step, count in zip(self.spec.steps, self._counts, strict=True):
             possible = count * (self.launch_count <= MAX_LAUNCHES)
             for scalar in self.spec.scalars:
                 if scalar.is_per_launch and scalar.binding is not None and scalar.name in step.arguments:
-                    varies = STEP in scalar.binding.names
+                    dtype, varies = scalar.element_type(self.problem.dtype), STEP in scalar.binding.names
                     for number in range(int(np.max(possible, initial=0)) if varies else 1):
                         runs = number < possible
-                        found.append((scalar, self.evaluate({STEP: number}, runs, scalar.binding), runs))
+                        found.append((scalar.name, dtype, self.evaluate({STEP: number}, runs, scalar.binding), runs))
         return found
 
     @cached_property
@@ -449,22 +448,10 @@ LIMITS = (
         "scalars",
         lambda demand, device: reduce(
             operator.and_,
-            [
-                runs <= encoded(np.atleast_1d(value), DTYPES[scalar.element_type(demand.problem.dtype)])[1]
-                for scalar, value, runs in demand.scalars
-            ],
-            True,
+            [runs <= encoded(np.atleast_1d(value), DTYPES[dtype])[1] for _, dtype, value, runs in demand.scalars],
         ),
         lambda demand, device: next(
-            filter(
-                None,
-                (
-                    bound_fault(scalar.name, value, scalar.element_type(demand.problem.dtype))
-                    for scalar, value, runs in demand.scalars
-                    if runs
-                ),
-            ),
-            "",
+            filter(None, (bound_fault(name, value, dtype) for name, dtype, value, runs in demand.scalars if runs)), ""
         ),
         lambda spec: (*_conditions_of_steps(spec), *_of_arguments(spec)),
         applies=lambda spec: any(scalar.is_per_launch for scalar in spec.scalars),
