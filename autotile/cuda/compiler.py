@@ -293,10 +293,8 @@ _NVCC_ONLY = re.compile(
     r"|not allowed in JIT mode|(?:cannot|could not) open source file"
 )
 """Errors of sources that nvcc may compile."""
-_NO_CODE = "#include <iosfwd>\n"
-"""Content of a header for the host."""
-_written_for_nvcc: set[str] = set()
-"""Hashes of sources that did not compile otherwise."""
+_NO_CODE = "#include <iosfwd>\n"  # content of a header for the host
+_written_for_nvcc: set[str] = set()  # hashes of sources that did not compile otherwise
 
 
 def known_architectures() -> tuple[str, ...]:
@@ -431,8 +429,7 @@ _SLOW_S = 0.6
 _HEAP_BYTES = 768 << 20  # memory that NVRTC maps for precompiled headers; CUB's take 309 MB
 _slow: dict[Path, tuple[CompileJob, _Attempt]] = {}
 """A compilation that took long, by the file that its headers would be precompiled to."""
-_refused: set[Path] = set()
-"""Files of headers that change the code, or that do not fit this process."""
+_refused: set[Path] = set()  # files of headers that change the code, or that do not fit this process
 
 
 @cache

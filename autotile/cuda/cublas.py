@@ -379,8 +379,7 @@ class _StreamMemory:
 
 _kept: dict[tuple[int, int, int], _StreamMemory] = {}
 """The memory of each stream, by device, stream, and the thread of a stream of each thread."""
-_captured: list[_StreamMemory] = []
-"""Memory that a CUDA graph may refer to at any later time."""
+_captured: list[_StreamMemory] = []  # memory that a CUDA graph may refer to at any later time
 _lock = threading.Lock()
 
 

@@ -186,8 +186,7 @@ def _destroy(held: list[object], process: int) -> None:
 _free_places: SimpleQueue[None] = SimpleQueue()  # reentrant, as a finalizer may run within any call
 for _ in range(_MAX_GRAPHS):
     _free_places.put(None)
-_inherited: list[object] = []
-"""Functions and graphs of the parent process, which a forked child must not destroy."""
+_inherited: list[object] = []  # functions and graphs of the parent process, which a forked child must not destroy
 
 
 def make_launch_graph(queue: Callable[[int], None], stream: int, keep_alive: object) -> LaunchGraph | None:

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 
 _OWN = Path(__file__).resolve().parent
-_DEVICE_HEADERS = _OWN / "device_headers"
-"""Headers in place of the toolkit's, which NVRTC refuses."""
-_STANDARD_HEADERS = _OWN / "standard_headers"
-"""Standard headers that NVRTC lacks."""
+_DEVICE_HEADERS = _OWN / "device_headers"  # headers in place of the toolkit's, which NVRTC refuses
+_STANDARD_HEADERS = _OWN / "standard_headers"  # standard headers that NVRTC lacks
 PRELUDE = "autotile_prelude.h"
 """Header of what nvcc declares without any ``#include``."""
 _VERSION = re.compile(rb"#define\s+CUDA_VERSION\s+(\d+)")
@@ -204,15 +202,13 @@ def own_headers(
     return texts, tuple(folders)
 
 
-_PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")
-"""Absolute path and line at the start of an error."""
+_PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")  # absolute path and line at the start of an error
 _NAME_MAP = re.compile(r"__nv_name_map\(\d+\): error: ([^\n]*)")
 """Error in the part that NVRTC appends to a source for the names of its entries."""
 
 _MISSING_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"|fatal error: (\S+): No such file')
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
-_MARKED = re.compile(r"\n([^\n]*)\n( *)\^$")
-"""Line of the source, and the place in it where the error is."""
+_MARKED = re.compile(r"\n([^\n]*)\n( *)\^$")  # line of the source, and the place in it where the error is
 _HOST = re.compile(r"not allowed in JIT mode|namespace \"std\" has no member|calling a __host__ function")
 _CCCL_PACKAGE = "nvidia-cuda-cccl"
 _PACKAGES = {

@@ -639,12 +639,9 @@ def _member(table: Table, name: str, scope: ArgumentScope) -> StructMember:
     return StructMember(name, dtype, tuple(values))
 
 
-_Array = TypeVar("_Array", bound=ArrayArgument)
-
-
 def _named_array(
-    table: Table, entry: str, known: Mapping[str, _Array], what: str = "names no buffer or workspace"
-) -> _Array:
+    table: Table, entry: str, known: Mapping[str, ArrayArgument], what: str = "names no buffer or workspace"
+) -> ArrayArgument:
     target = table.text(entry)
     table.check_known(entry, target, known, what)
     return known[target]
