@@ -13,6 +13,7 @@ order of the estimates agrees with measurements of several kernels and GPUs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 
 import msgspec
@@ -110,30 +111,27 @@ def estimate_times(
     may be a part of the valid configurations. The result is None if the file does not say enough: its launch is
     computed by a function or cannot be evaluated, or does not differ between several configurations.
     """
-    found = _estimate(spec, problem, device, space)
-    is_told_apart = found is not None and (len(space) == 1 or float(np.ptp(found.time_us)) > 0)
-    return found if is_told_apart else None
+    with suppress(SpecError):
+        found = _estimated(spec, problem, device, space)
+        if found is not None and (len(space) == 1 or float(np.ptp(found.time_us)) > 0):
+            return found
+    return None
 
 
 def estimate_configs(
     spec: KernelSpec, problem: Problem, device: DeviceProperties, configs: Sequence[Config]
 ) -> TimeEstimate | None:
     """Estimate the times of some configurations as `estimate_times` does, in their order; their times may be equal."""
-    return _estimate(spec, problem, device, SearchSpace.of(spec, configs))
+    with suppress(SpecError):
+        return _estimated(spec, problem, device, SearchSpace.of(spec, configs))
+    return None
 
 
 @np.errstate(all="ignore")
-def _estimate(spec: KernelSpec, problem: Problem, device: DeviceProperties, space: SearchSpace) -> TimeEstimate | None:
-    if spec.computed or not len(space):
-        return None
-    try:
-        return _estimated(spec, problem, device, space)
-    except SpecError:
-        return None
-
-
 def _estimated(spec: KernelSpec, problem: Problem, device: DeviceProperties, space: SearchSpace) -> TimeEstimate | None:
     """Return columns of shape (rows,), all of the main step; a `SpecError` if an expression has no value."""
+    if spec.computed or not len(space):
+        return None
     count, fixed = len(space), {STEP: 0, **fixed_names(spec, problem, device)}
     ones = {name: 1 for name in spec.sizes if name not in spec.flags}
 
