@@ -46,6 +46,7 @@ from autotile.core.text import (
 from autotile.cuda.compiler import check_signatures, compile_job
 from autotile.database.paths import check_output
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
+from autotile.kernel.arguments import extents_text
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import named_operation
@@ -190,7 +191,7 @@ class Explanation(Result):
             ("verdict", self.fault.partition("\n")[0] or valid),  # the checks below show a compiler's further lines
         ]
         if self.geometry is not None:
-            grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
+            grid, block = (extents_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
             facts.append(("grid", f"{grid}: {plural(self.geometry.blocks, 'block')}"))
             facts.append(("block", f"{block}: {plural(self.geometry.threads, 'thread')}"))
         if self.resources is not None:
@@ -216,14 +217,14 @@ class Explanation(Result):
             text = "none for this configuration"
             if workspace.size_bytes:
                 zeroed = ", zero before and after" if workspace.zeroed else ""
-                shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
+                shape = f"{extents_text(workspace.shape)} {workspace.dtype}"
                 text = f"{shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
             facts.append(("workspace", f"{workspace.name}: {text}"))
         for one in self.data.tensor_maps if self.data is not None else ():
             text = "none for this configuration"
             if not one.is_absent:
                 swizzle = f"{one.swizzle_bytes} B swizzle" if one.swizzle_bytes else "no swizzle"
-                text = f"{one.buffer} in boxes of {_shape_text(one.box)} {one.dtype}, {swizzle}"
+                text = f"{one.buffer} in boxes of {extents_text(one.box)} {one.dtype}, {swizzle}"
             facts.append(("tensor map", f"{one.name}: {text}"))
         yield facts
         rows = [(check.kind, check.name, "yes" if check.holds else "no", check.detail) for check in self.checks]
@@ -371,10 +372,6 @@ def _compiled(
     except SpecError as error:
         fault = error.problem
     return compiled.cubin.functions, fault, ""
-
-
-def _shape_text(dimensions: tuple[int, ...]) -> str:
-    return " x ".join(f"{dimension:,}" for dimension in dimensions)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

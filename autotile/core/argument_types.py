@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections.abc
 import functools
 import inspect
-import math
 import os
 import types
 import typing
@@ -106,10 +105,10 @@ def _expectation(hint: Any) -> tuple[Callable[[Any], bool], str]:
     if origin is Annotated:
         test, words = _expectation(inner[0])
         (bounds,) = (one for one in inner if isinstance(one, msgspec.Meta))
-        least, most = (-math.inf if bounds.ge is None else bounds.ge), (math.inf if bounds.le is None else bounds.le)
-        limits = [f"at {word} {limit:,}" for word, limit in (("least", least), ("most", most)) if math.isfinite(limit)]
+        least, most = bounds.ge, bounds.le
+        limits = [f"at {word} {limit:,}" for word, limit in (("least", least), ("most", most)) if limit is not None]
         words = bounds.description or " of ".join(filter(None, (words, " and ".join(limits))))
-        return lambda value: test(value) and (not limits or least <= value <= most), words
+        return lambda v: test(v) and (least is None or v >= least) and (most is None or v <= most), words
     if origin in (Union, types.UnionType):
         tests, words_of_each = zip(*map(_expectation, inner), strict=True)
         *first, last = dict.fromkeys(words_of_each)

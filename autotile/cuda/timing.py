@@ -285,7 +285,7 @@ class Timer:
 
     def event_floor_us(self) -> float:
         """Return the time between two consecutive events in microseconds, the shortest that can be measured."""
-        return float(np.median(self.samples(lambda: None, 20)))
+        return float(np.median(self.samples(no_work, 20)))
 
     def samples(self, launch: Launch, count: int, prepare: Launch = no_work, *, repeats: bool = True) -> list[float]:
         """Return the times of ``count`` single launches, in microseconds; ``prepare`` as for `measure`.
