@@ -46,6 +46,7 @@ from autotile.core.text import (
 from autotile.cuda.compiler import check_signatures, compile_job
 from autotile.database.paths import check_output
 from autotile.errors import ConfigError, InputError, SpecError, ToolchainError, WorkerError
+from autotile.kernel.arguments import extents_text
 from autotile.kernel.launch import LaunchData, LaunchPlan, StepLaunch, known_names, value_or_zero
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import named_operation
@@ -56,7 +57,15 @@ from autotile.serving.dispatcher import find_best_kernel
 from autotile.settings import read_settings
 from autotile.space import limits
 from autotile.space.enumeration import SpaceStage
-from autotile.space.limits import UNLIMITED, CompiledStep, check_config, compiled_steps, demand_of, limits_of
+from autotile.space.limits import (
+    UNLIMITED,
+    CompiledStep,
+    check_config,
+    compiled_steps,
+    demand_of,
+    limits_of,
+    unfit_scalar,
+)
 from autotile.space.search_space import SearchSpace, feasible_space
 
 if TYPE_CHECKING:
@@ -66,7 +75,7 @@ if TYPE_CHECKING:
     from autotile.report.survey import Survey
 
 
-CheckKind = Literal["device", "value", "rule", "heuristic", "limit", "compiled"]
+CheckKind = Literal["device", "argument", "value", "rule", "heuristic", "limit", "compiled"]
 _MAX_PER_BLOCK = 2**31 - 1
 """Largest accepted number of threads, registers or bytes of a block."""
 _AHEAD = 8
@@ -182,7 +191,7 @@ class Explanation(Result):
             ("verdict", self.fault.partition("\n")[0] or valid),  # the checks below show a compiler's further lines
         ]
         if self.geometry is not None:
-            grid, block = (_shape_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
+            grid, block = (extents_text(dimensions) for dimensions in (self.geometry.grid, self.geometry.block))
             facts.append(("grid", f"{grid}: {plural(self.geometry.blocks, 'block')}"))
             facts.append(("block", f"{block}: {plural(self.geometry.threads, 'thread')}"))
         if self.resources is not None:
@@ -208,14 +217,14 @@ class Explanation(Result):
             text = "none for this configuration"
             if workspace.size_bytes:
                 zeroed = ", zero before and after" if workspace.zeroed else ""
-                shape = f"{_shape_text(workspace.shape)} {workspace.dtype}"
+                shape = f"{extents_text(workspace.shape)} {workspace.dtype}"
                 text = f"{shape}, {bytes_text(workspace.size_bytes)}{zeroed}"
             facts.append(("workspace", f"{workspace.name}: {text}"))
         for one in self.data.tensor_maps if self.data is not None else ():
             text = "none for this configuration"
             if not one.is_absent:
                 swizzle = f"{one.swizzle_bytes} B swizzle" if one.swizzle_bytes else "no swizzle"
-                text = f"{one.buffer} in boxes of {_shape_text(one.box)} {one.dtype}, {swizzle}"
+                text = f"{one.buffer} in boxes of {extents_text(one.box)} {one.dtype}, {swizzle}"
             facts.append(("tensor map", f"{one.name}: {text}"))
         yield facts
         rows = [(check.kind, check.name, "yes" if check.holds else "no", check.detail) for check in self.checks]
@@ -319,6 +328,8 @@ def _checks(
     """Evaluate every condition that does not need compiling, including those after the first failure."""
     if fault := unsupported_reason(spec, device):
         yield ConfigCheck("device", "compute_capability", False, fault)
+    if fault := unfit_scalar(spec, problem.dtype, names):
+        yield ConfigCheck("argument", "scalars", False, fault)
     for parameter in spec.parameters:
         value = config[parameter.name]
         if value not in parameter.values:
@@ -361,10 +372,6 @@ def _compiled(
     except SpecError as error:
         fault = error.problem
     return compiled.cubin.functions, fault, ""
-
-
-def _shape_text(dimensions: tuple[int, ...]) -> str:
-    return " x ".join(f"{dimension:,}" for dimension in dimensions)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

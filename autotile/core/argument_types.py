@@ -30,14 +30,15 @@ def check_value(name: str, value: object, hint: Any) -> None:
     a tuple. Of a mapping, only the keys are checked. In a hint, ``Annotated`` with a `msgspec.Meta` bounds a number;
     its ``description`` says what is expected.
     """
-    if _matches(value, hint):
+    holds, expected = _expectation(hint)
+    if holds(value):
         return
     try:
         text = repr(value)
     except Exception:
         text = type_text(type(value))
     shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    raise InputError(f"{name} is {shown}, expected {_expected(hint)}")
+    raise InputError(f"{name} is {shown}, expected {expected}")
 
 
 def checked_except(*names: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
@@ -86,36 +87,6 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-def _matches(value: object, hint: Any) -> bool:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        number: Any = value
-        bounds = [one for one in inner[1:] if isinstance(one, msgspec.Meta)]
-        return _matches(value, inner[0]) and all(
-            (one.ge is None or number >= one.ge) and (one.le is None or number <= one.le) for one in bounds
-        )
-    if origin in (Union, types.UnionType):
-        return any(_matches(value, one) for one in inner)
-    if origin is Literal:
-        return any(isinstance(value, type(one)) and value == one for one in inner)
-    known = origin or hint
-    if known in _PLAIN:
-        return _PLAIN[known][0](value)
-    if known is Any or not isinstance(known, type):
-        return True
-    if issubclass(known, os.PathLike):
-        return isinstance(value, os.PathLike)
-    if issubclass(known, Mapping):
-        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-    if not (inner and issubclass(known, Iterable)):
-        return isinstance(value, known)
-    if isinstance(value, list | tuple):
-        hints = inner if known is tuple and inner[-1] is not Ellipsis else inner[:1] * len(value)
-        return len(hints) == len(value) and all(map(_matches, value, hints))
-    is_one = isinstance(value, str | bytes | Mapping)
-    return isinstance(value, Iterable if known is Iterable else Sequence) and not is_one
-
-
 _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys((None, types.NoneType), (lambda value: value is None, "None")),
     bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
@@ -127,28 +98,46 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 """Test and words of the hints that consist of nothing else."""
 
 
-def _expected(hint: Any) -> str:
-    """Describe what matches a hint: ``"a whole number of at least 1 and at most 9 or None"``."""
+@functools.cache
+def _expectation(hint: Any) -> tuple[Callable[[Any], bool], str]:
+    """Return the test of a hint, and what it expects: ``"a whole number of at least 1 and at most 9 or None"``."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
+        test, words = _expectation(inner[0])
         (bounds,) = (one for one in inner if isinstance(one, msgspec.Meta))
-        given = (("least", bounds.ge), ("most", bounds.le))
-        limits = [f"at {word} {limit:,}" for word, limit in given if limit is not None]
-        return bounds.description or " and ".join([f"{_expected(inner[0])} of {limits[0]}", *limits[1:]])
+        least, most = bounds.ge, bounds.le
+        limits = [f"at {word} {limit:,}" for word, limit in (("least", least), ("most", most)) if limit is not None]
+        words = bounds.description or " of ".join(filter(None, (words, " and ".join(limits))))
+        return lambda v: test(v) and (least is None or v >= least) and (most is None or v <= most), words
     if origin in (Union, types.UnionType):
-        words = list(dict.fromkeys(map(_expected, inner)))
-        return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+        tests, words_of_each = zip(*map(_expectation, inner), strict=True)
+        *first, last = dict.fromkeys(words_of_each)
+        return lambda value: any(test(value) for test in tests), " or ".join(filter(None, (", ".join(first), last)))
     if origin is Literal:
-        return " or ".join(map(repr, inner))
+        words = " or ".join(map(repr, inner))
+        return lambda value: any(isinstance(value, type(one)) and value == one for one in inner), words
     known = origin or hint
     if known in _PLAIN:
-        return _PLAIN[known][1]
+        return _PLAIN[known]
+    if known is Any or not isinstance(known, type):
+        return lambda value: True, ""
     if issubclass(known, os.PathLike):
-        return "a path"
+        return lambda value: isinstance(value, os.PathLike), "a path"
     if issubclass(known, Mapping):
-        return "a mapping by name"
-    if issubclass(known, Iterable) and inner:
-        is_pair = known is tuple and inner[-1] is not Ellipsis
-        each = "" if inner[0] is Any else f", each {_expected(inner[0])}"
-        return f"a tuple of {' and '.join(map(_expected, inner))}" if is_pair else f"a list{each}"
-    return type_text(known)
+        words = "a mapping by name"
+        return lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value), words
+    if not (inner and issubclass(known, Iterable)):
+        return lambda value: isinstance(value, known), type_text(known)
+    is_fixed = known is tuple and inner[-1] is not Ellipsis
+    each = [_expectation(one) for one in (inner if is_fixed else inner[:1])]
+    words = f"a tuple of {' and '.join(words for _, words in each)}" if is_fixed else "a list"
+    further = f", each {each[0][1]}" if each[0][1] and not is_fixed else ""
+
+    def holds(value: object) -> bool:
+        if isinstance(value, list | tuple):
+            tests = each if is_fixed else each * len(value)
+            return len(tests) == len(value) and all(test(one) for (test, _), one in zip(tests, value, strict=True))
+        is_one = isinstance(value, str | bytes | Mapping)
+        return isinstance(value, Iterable if known is Iterable else Sequence) and not is_one
+
+    return holds, words + further

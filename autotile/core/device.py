@@ -131,12 +131,7 @@ def gpu_name_of(name: str) -> str:
 
 def is_name_of(name: str, gpu: DeviceProperties) -> bool:
     """Return True if a name is that of a GPU or of its profile."""
-    if name.casefold() == gpu.name.casefold():
-        return True
-    try:
-        return device_profile(name) == device_profile(gpu.name)
-    except InputError:
-        return False
+    return name.casefold() == gpu.name.casefold() or gpu_name_of(name) == gpu_name_of(gpu.name)
 
 
 def profile_names() -> list[str]:
@@ -151,8 +146,8 @@ def limits_for(compute_capability: str) -> Mapping[str, Any]:
     An unknown capability has the limits of the nearest lower one with the same major version, or, if there is none, of
     the newest. Raise `InputError` if ``compute_capability`` is not of the form ``"9.0"``.
     """
-    requested, table = _version(compute_capability), _capabilities()
-    names = {_version(name): name for name in table if name != "sources"}
+    requested, table = version_of(compute_capability), _capabilities()
+    names = {version_of(name): name for name in table if name != "sources"}
     lower = [version for version in names if version[0] == requested[0] and version <= requested]
     row: str | None = names[max(lower, default=max(names))]
     figures: dict[str, Any] = {}
@@ -201,10 +196,12 @@ def _capabilities() -> dict[str, Any]:
     return tomllib.loads(_CAPABILITIES.read_text(encoding="utf-8"))
 
 
-def _version(compute_capability: str) -> tuple[int, int]:
-    major, _, minor = compute_capability.partition(".")
+@cache
+def version_of(text: str) -> tuple[int, int]:
+    """Return the numbers of a compute capability, or of a version of CUDA, such as ``"9.0"``; or an `InputError`."""
+    major, _, minor = text.partition(".")
     if not (major.isdecimal() and minor.isdecimal()):
-        raise InputError(f"compute capability {compute_capability!r}: expected major and minor version, such as '9.0'")
+        raise InputError(f"compute capability {text!r}: expected major and minor version, such as '9.0'")
     return int(major), int(minor)
 
 

@@ -52,8 +52,7 @@ _ROUNDING = Path(__file__).with_name("rounding.cu")
 _ROUNDING_THREADS, _ROUNDING_WIDTH = 256, 8
 _MAX_INT32 = 2**31 - 1
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
-_MAX_STREAMS = 64
-"""Streams whose memory is kept; beyond that the oldest is freed when nothing uses it."""
+_MAX_STREAMS = 64  # streams whose memory is kept; beyond that the oldest is freed when nothing uses it
 
 _VECTOR_BYTES = 16
 _byref = ctypes.byref
@@ -380,8 +379,7 @@ class _StreamMemory:
 
 _kept: dict[tuple[int, int, int], _StreamMemory] = {}
 """The memory of each stream, by device, stream, and the thread of a stream of each thread."""
-_captured: list[_StreamMemory] = []
-"""Memory that a CUDA graph may refer to at any later time."""
+_captured: list[_StreamMemory] = []  # memory that a CUDA graph may refer to at any later time
 _lock = threading.Lock()
 
 

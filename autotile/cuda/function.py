@@ -28,8 +28,7 @@ from autotile.kernel.arguments import round_up
 from autotile.kernel.launch import LaunchPlan, StepLaunch
 from autotile.kernel.spec import Step
 
-_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-"""``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``, cuda.h."""
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, cuda.h
 
 
 class Function:
@@ -156,8 +155,7 @@ def driver_launch(function_pointer: int, geometry: LaunchGeometry) -> DriverLaun
     return partial(launch, function_pointer, *geometry.grid, *geometry.block, geometry.dynamic_smem_bytes)
 
 
-_MAX_GRAPHS = 256
-"""Graphs that a process has at a time; they take 30 MB of GPU memory."""
+_MAX_GRAPHS = 256  # graphs that a process has at a time; they take 30 MB of GPU memory
 
 
 class LaunchGraph:
@@ -188,8 +186,7 @@ def _destroy(held: list[object], process: int) -> None:
 _free_places: SimpleQueue[None] = SimpleQueue()  # reentrant, as a finalizer may run within any call
 for _ in range(_MAX_GRAPHS):
     _free_places.put(None)
-_inherited: list[object] = []
-"""Functions and graphs of the parent process, which a forked child must not destroy."""
+_inherited: list[object] = []  # functions and graphs of the parent process, which a forked child must not destroy
 
 
 def make_launch_graph(queue: Callable[[int], None], stream: int, keep_alive: object) -> LaunchGraph | None:
@@ -231,14 +228,26 @@ def _captured(queue: Callable[[int], None], stream: int) -> Any:
 class StepFunctions:
     """The functions of a kernel's steps, loaded into the current context from a cubin; they keep its module loaded.
 
-    An entry that is not among ``symbols`` has its own name. ``module`` is the driver's handle.
+    An entry that is not among ``symbols`` has its own name. ``module`` is the driver's handle. ``others`` are sizes,
+    cubin and symbols of each other problem, where sizes are compiled in.
     """
 
-    def __init__(self, steps: Sequence[Step], image: Path | bytes, symbols: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        image: Path | bytes,
+        symbols: Mapping[str, str],
+        others: Iterable[tuple[Mapping[str, int], Path, Mapping[str, str]]] = (),
+    ) -> None:
         module = Module(image)
         self.module = module.pointer
         self._entries = [step.entry for step in steps]
         self._functions = {entry: module.function(symbols.get(entry, entry)) for entry in self._entries}
+        self._others = tuple((dict(sizes), StepFunctions(steps, path, names)) for sizes, path, names in others)
+
+    def at(self, sizes: Mapping[str, int]) -> StepFunctions:
+        """Return the functions for a problem: those of its own cubin, if it has one."""
+        return next((functions for own, functions in self._others if own == dict(sizes)), self)
 
     def __getitem__(self, step: int) -> Function:
         """Return the function of a step, by its index."""
@@ -277,28 +286,6 @@ class StepFunctions:
                 launch(stream, address + start, extra)
 
         return launch_all
-
-
-class SizedFunctions:
-    """The functions of a kernel's steps for the problem that is tuned, and for others if sizes are compiled in.
-
-    ``others`` are sizes, cubin and names of each other problem.
-    """
-
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        image: Path,
-        symbols: Mapping[str, str],
-        others: Iterable[tuple[Mapping[str, int], Path, Mapping[str, str]]] = (),
-    ) -> None:
-        self.tuned = StepFunctions(steps, image, symbols)
-        self._others = [(dict(sizes), StepFunctions(steps, path, names)) for sizes, path, names in others]
-
-    def at(self, sizes: Mapping[str, int]) -> StepFunctions:
-        """Return the functions for a problem."""
-        wanted = dict(sizes)
-        return next((functions for own, functions in self._others if own == wanted), self.tuned)
 
 
 def _launch_with(functions: StepFunctions, one: StepLaunch, values: Sequence[Any]) -> Callable[[], None]:

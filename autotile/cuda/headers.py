@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotile.core.device import version_of
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import CompileError, InputError
 from autotile.kernel.sources import (
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
 
 _OWN = Path(__file__).resolve().parent
-_DEVICE_HEADERS = _OWN / "device_headers"
-"""Headers in place of the toolkit's, which NVRTC refuses."""
-_STANDARD_HEADERS = _OWN / "standard_headers"
-"""Standard headers that NVRTC lacks."""
+_DEVICE_HEADERS = _OWN / "device_headers"  # headers in place of the toolkit's, which NVRTC refuses
+_STANDARD_HEADERS = _OWN / "standard_headers"  # standard headers that NVRTC lacks
 PRELUDE = "autotile_prelude.h"
 """Header of what nvcc declares without any ``#include``."""
 _VERSION = re.compile(rb"#define\s+CUDA_VERSION\s+(\d+)")
@@ -109,7 +108,7 @@ def _wheel_folders() -> list[Path]:
         except Exception:
             continue
         found += [Path(folder)] if folder else []
-    major = _number(nvrtc_version())[0]
+    major = version_of(nvrtc_version())[0]
     names = [f"cu{major}/include", f"cu{major}/include/cccl", *(f"{name}/include" for name in _OF_WHEELS)]
     places = (Path(place, "nvidia", name) for place in sys.path if place for name in names)
     return [*found, *(folder for folder in places if os.path.isdir(folder))]  # noqa: PTH112 - never raises
@@ -121,7 +120,7 @@ def _ranked(folders: Iterable[Path]) -> list[Path]:
     Those of its very version are first, then the newest. A folder of CCCL alone is before all that hold an older one,
     since the headers of two versions cannot be mixed.
     """
-    wanted = _number(nvrtc_version())
+    wanted = version_of(nvrtc_version())
     versions = {folder: _version(folder) or wanted for folder in folders}
     cccl = {folder: cccl_version(folder) for folder in versions}
     alone = [folder for folder in versions if cccl[folder] and not is_file(folder / "cuda.h")]
@@ -137,11 +136,6 @@ def _ranked(folders: Iterable[Path]) -> list[Path]:
         newer = [found.index(toolkit) for toolkit in toolkits if cccl[toolkit] > cccl[folder]]
         found.insert(max(newer, default=-1) + 1, folder)
     return found
-
-
-def _number(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")
-    return int(major), int(minor)
 
 
 def _version(folder: Path) -> tuple[int, int] | None:
@@ -208,15 +202,13 @@ def own_headers(
     return texts, tuple(folders)
 
 
-_PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")
-"""Absolute path and line at the start of an error."""
+_PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")  # absolute path and line at the start of an error
 _NAME_MAP = re.compile(r"__nv_name_map\(\d+\): error: ([^\n]*)")
 """Error in the part that NVRTC appends to a source for the names of its entries."""
 
 _MISSING_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"|fatal error: (\S+): No such file')
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
-_MARKED = re.compile(r"\n([^\n]*)\n( *)\^$")
-"""Line of the source, and the place in it where the error is."""
+_MARKED = re.compile(r"\n([^\n]*)\n( *)\^$")  # line of the source, and the place in it where the error is
 _HOST = re.compile(r"not allowed in JIT mode|namespace \"std\" has no member|calling a __host__ function")
 _CCCL_PACKAGE = "nvidia-cuda-cccl"
 _PACKAGES = {

@@ -15,14 +15,14 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
-from autotile.core.dtypes import DTYPES, Dtype, canonical_dtype
+from autotile.core.dtypes import DTYPES, Array, Dtype, canonical_dtype
 from autotile.core.model import Value, dtype_names
 from autotile.errors import ArgumentError, listing, nearest
 from autotile.kernel.contents import Content, InputExpression, declared_content
@@ -388,9 +388,11 @@ class ScalarArgument(ArgumentKind, frozen=True):
 
     dtype: str
     """Name of an element type, or `PROBLEM_DTYPE`."""
-    value: Expression | Number
-    """Expression that binds it, over sizes, flags, parameters, ``device.*`` and ``step``; or its default: a number, or
-    a tuple of the components of a vector or of the real and the imaginary part of a complex number."""
+    binding: Expression | None
+    """Expression that gives its value, over sizes, flags, parameters, ``device.*`` and ``step``."""
+    default: Number | None
+    """Else its value unless a caller sets another: a number, or a tuple of the components of a vector or of the real
+    and the imaginary part of a complex number."""
     check_value: Number | None
     """Value at the ragged sizes in verification (``beta`` other than 0); None for the default."""
     is_per_launch: bool = False
@@ -410,24 +412,14 @@ class ScalarArgument(ArgumentKind, frozen=True):
             is_per_launch = bool(expression.names - scope.problem.own_names)
             for sizes, _ in () if is_per_launch else scope.problem.cases(expression.names):
                 expression.evaluate(sizes)
-            return cls(name, dtype, expression, None, is_per_launch)
+            return cls(name, dtype, expression, None, None, is_per_launch)
         value = _constant(table, "value", dtype)
-        return cls(name, dtype, value, _constant(table, "check", dtype) if "check" in table.data else None)
+        return cls(name, dtype, None, value, _constant(table, "check", dtype) if "check" in table.data else None)
 
     def meaning(self) -> dict[str, Any]:
         """Return the scalar's part of the space hash."""
         value = self.default if self.binding is None else self.binding.canonical
         return {"scalar": self.name, "dtype": self.dtype, "value": value, "check": self.check_value}
-
-    @property
-    def binding(self) -> Expression | None:
-        """Expression that gives its value; None if a caller may set it."""
-        return self.value if isinstance(self.value, Expression) else None
-
-    @property
-    def default(self) -> Number | None:
-        """Value unless a caller sets another; None if the problem binds it."""
-        return None if isinstance(self.value, Expression) else self.value
 
     @property
     def is_operand(self) -> bool:
@@ -448,9 +440,10 @@ class ScalarArgument(ArgumentKind, frozen=True):
 
     def given(self, sizes: Mapping[str, int], *, check: bool) -> Number:
         """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
-        if isinstance(self.value, Expression):
-            return int(self.value.value(sizes))
-        return self.check_value if check and self.check_value is not None else self.value
+        if self.binding is not None:
+            return int(self.binding.value(sizes))
+        assert self.default is not None
+        return self.check_value if check and self.check_value is not None else self.default
 
     def parameter_bytes(self, problem_dtype: str) -> int:
         """Return the size of its type."""
@@ -646,12 +639,9 @@ def _member(table: Table, name: str, scope: ArgumentScope) -> StructMember:
     return StructMember(name, dtype, tuple(values))
 
 
-_Array = TypeVar("_Array", bound=ArrayArgument)
-
-
 def _named_array(
-    table: Table, entry: str, known: Mapping[str, _Array], what: str = "names no buffer or workspace"
-) -> _Array:
+    table: Table, entry: str, known: Mapping[str, ArrayArgument], what: str = "names no buffer or workspace"
+) -> ArrayArgument:
     target = table.text(entry)
     table.check_known(entry, target, known, what)
     return known[target]
@@ -736,56 +726,45 @@ class TensorMap(msgspec.Struct, frozen=True):
         violations = (violation for holds, violation in self._conditions() if not holds)
         return next((f"the tensor map {self.name} of {self.buffer} {violation()}" for violation in violations), "")
 
-    def _conditions(self) -> list[tuple[Mask, Callable[[], str]]]:
-        """Return the rows in which each condition holds, with the message for a configuration in which it does not."""
+    def _conditions(self) -> Iterator[tuple[Mask, Callable[[], str]]]:
+        """Yield the rows in which each condition holds, with the message for a configuration in which it does not."""
         element_bytes = DTYPES[self.dtype].size_bytes
         # Of columns in float64, as products of absurd extents exceed 64 bits.
         exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
         strides = strides_bytes(tuple(exact), element_bytes)
-        bounded = [*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)]
         inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * element_bytes
         swizzle, promotion, steps = self.swizzle_bytes, self.l2_promotion_bytes, self.element_strides
         along = "along the innermost axis"
-        return [
-            (
-                _all([stride % UNIT_BYTES == 0 for stride in strides]),
-                lambda: (
-                    f"has rows {_misaligned_stride(self.shape, element_bytes):,} bytes apart "
-                    f"in the shape {extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}"
-                ),
+        holds = _all([stride % UNIT_BYTES == 0 for stride in strides])
+        yield (
+            holds,
+            lambda: (
+                f"has rows {_misaligned_stride(self.shape, element_bytes):,} bytes apart in the shape "
+                f"{extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}"
             ),
-            (
-                _all(bounded),
-                lambda: f"has the shape {extents_text(self.shape)}, which is beyond what a map can address",
+        )
+        holds = _all([*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)])
+        yield holds, lambda: f"has the shape {extents_text(self.shape)}, which is beyond what a map can address"
+        holds = _all([(side >= 1) & (side <= MAX_BOX) for side in self.box])
+        yield (
+            holds,
+            lambda: f"has a box of {extents_text(self.box, '')} elements, expected 1 to {MAX_BOX} along each axis",
+        )
+        holds = inner_bytes % UNIT_BYTES == 0
+        yield holds, lambda: f"has a box of {inner_bytes} bytes {along}, expected a multiple of {UNIT_BYTES}"
+        holds = _any([swizzle == value for value in SWIZZLES])
+        yield holds, lambda: f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}"
+        holds = (swizzle == 0) | (inner_bytes <= swizzle)
+        yield holds, lambda: f"has a box of {inner_bytes} bytes {along}, more than its swizzle_bytes = {swizzle}"
+        holds = _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1)
+        yield (
+            holds,
+            lambda: (
+                f"has element strides of {extents_text(steps, '')}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 {along}"
             ),
-            (
-                _all([(side >= 1) & (side <= MAX_BOX) for side in self.box]),
-                lambda: f"has a box of {extents_text(self.box, '')} elements, expected 1 to {MAX_BOX} along each axis",
-            ),
-            (
-                inner_bytes % UNIT_BYTES == 0,
-                lambda: f"has a box of {inner_bytes} bytes {along}, expected a multiple of {UNIT_BYTES}",
-            ),
-            (
-                _any([swizzle == value for value in SWIZZLES]),
-                lambda: f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}",
-            ),
-            (
-                (swizzle == 0) | (inner_bytes <= swizzle),
-                lambda: f"has a box of {inner_bytes} bytes {along}, more than its swizzle_bytes = {swizzle}",
-            ),
-            (
-                _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1),
-                lambda: (
-                    f"has element strides of {extents_text(steps, '')}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 "
-                    f"{along}"
-                ),
-            ),
-            (
-                _any([promotion == value for value in L2_PROMOTIONS]),
-                lambda: f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}",
-            ),
-        ]
+        )
+        holds = _any([promotion == value for value in L2_PROMOTIONS])
+        yield holds, lambda: f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}"
 
 
 class TensorMapArgument(ArgumentKind, frozen=True):
@@ -1047,6 +1026,25 @@ def encode_scalar(scalar: ScalarArgument, value: Any, problem_dtype: str) -> Any
     return encode_value(f"scalar {scalar.name}", value, DTYPES[scalar.element_type(problem_dtype)])
 
 
+def encoded(values: Array, dtype: Dtype) -> tuple[Array, Mask]:
+    """Return numbers as a type stores them, and which of them fit in it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = dtype.encode(values)
+    kept = dtype.decode(stored)
+    fits = (kept == values) if dtype.is_integer else (np.isinf(kept) == np.isinf(values))
+    return stored, fits & (np.abs(values) <= dtype.largest)
+
+
+@lru_cache(maxsize=4096)
+def bound_fault(name: str, value: int, dtype: str) -> str:
+    """Return why a bound scalar cannot have a value, as `encode_value` says it; "" if it can."""
+    try:
+        encode_value(f"scalar {name}", value, DTYPES[dtype])
+    except ArgumentError as error:
+        return str(error)
+    return ""
+
+
 def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
     """Convert a value to an element type.
 
@@ -1062,12 +1060,8 @@ def encode_value(what: str, value: Any, dtype: Dtype) -> Any:
         raise ArgumentError(
             f"{what} is {value!r}, expected {expected} that fit{'' if dtype.components else 's'} in {dtype.name}"
         )
-    given = given.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored = dtype.encode(given)
-    kept = dtype.decode(stored)
-    fits = (kept == given) if dtype.is_integer else (np.isinf(kept) == np.isinf(given))
-    if not fits.all() or (np.abs(given) > dtype.largest).any():
+    stored, fits = encoded(given.reshape(-1), dtype)
+    if not fits.all():
         raise ArgumentError(f"{what} is {value!r}, which does not fit in {dtype.name}")
     return stored if dtype.components else stored[0]
 

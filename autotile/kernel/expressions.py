@@ -154,6 +154,14 @@ class ExpressionText:
         """Return an error at a node."""
         return ExpressionError(problem, self.column(node))
 
+    def called(self, tree: ast.Call, functions: Mapping[str, object]) -> str:
+        """Return the name of the function that is called, one of those that are known."""
+        if isinstance(tree.func, ast.Name) and tree.func.id in functions:
+            return tree.func.id
+        called = self.excerpt(tree.func)
+        hint = f"{nearest(called, functions)} (functions: {', '.join(functions)})"
+        raise self.error(tree, f"{called!r} cannot be called{hint}")
+
     def parse(self) -> ast.expr:
         """Parse the text as one Python expression."""
         (statement,) = self._parsed(MAX_CHARACTERS, "eval", "an expression", "split it into several named rules")
@@ -561,11 +569,7 @@ class ExpressionParser(ExpressionText):
             raise self.error(tree, problem)
 
     def _call(self, tree: ast.Call) -> Node:
-        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
-        if name not in FUNCTIONS:
-            called = self.excerpt(tree.func)
-            hint = f"{nearest(called, FUNCTIONS)} (functions: {listing(FUNCTIONS)})"
-            raise self.error(tree, f"{called!r} cannot be called{hint}")
+        name = self.called(tree, FUNCTIONS)
         known = FUNCTIONS[name]
         if tree.keywords or any(isinstance(argument, ast.Starred) for argument in tree.args):
             raise self.error(tree, f"{name} takes plain arguments only, as in {known.usage}")
@@ -751,8 +755,7 @@ def _result_of(context: Context, function: ArrayFunction, kinds: Sequence[str], 
 
 _CONSTANTS = {"pi": math.pi, "inf": math.inf}
 
-_MAX_ITEMS = 64
-"""Maximum number of arrays in a list, and of indices."""
+_MAX_ITEMS = 64  # maximum number of arrays in a list, and of indices
 
 _ARRAY_LANGUAGE = (
     "use names, numbers, + - * / // % ** @, & | ^ ~ << >>, comparisons, x[i, a:b], x.T, x if c else y and functions"
@@ -955,14 +958,9 @@ class ArrayParser(ExpressionText):
                 return self._whole(tree) if is_scalar else self.closure(tree)
 
     def _call(self, tree: ast.Call) -> Closure:
-        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
-        if name not in ARRAY_FUNCTIONS:
-            called = self.excerpt(tree.func)
-            hint = f"{nearest(called, ARRAY_FUNCTIONS)} (functions: {', '.join(ARRAY_FUNCTIONS)})"
-            raise self.error(tree, f"{called!r} cannot be called{hint}")
-        function = ARRAY_FUNCTIONS[name]
-        arguments = self._arguments(tree, name, function)
-        return self._applied(tree, function, [self._argument(name, *argument) for argument in arguments])
+        name = self.called(tree, ARRAY_FUNCTIONS)
+        arguments = self._arguments(tree, name, ARRAY_FUNCTIONS[name])
+        return self._applied(tree, ARRAY_FUNCTIONS[name], [self._argument(name, *argument) for argument in arguments])
 
     def _arguments(self, tree: ast.Call, name: str, function: ArrayFunction) -> list[tuple[str, Any]]:
         """Return each operand of the signature with its syntax tree, or with the literal of its default."""

@@ -745,7 +745,7 @@ def _plane(what: str, shape: Shape, *_: Any) -> Shape:
     return shape
 
 
-def check_indices(xp: ModuleType, indices: Any, extent: int) -> None:
+def check_indices(indices: Any, extent: int) -> None:
     """Raise `ValueError` unless indices are whole numbers from 0 to below an extent."""
     _require(has_kind(indices, "iu"), "indices must be whole numbers; convert with int(x)")
     if np.size(indices):
@@ -760,7 +760,7 @@ def _taken(shape: Shape, indices: Shape, axis: int | None = None) -> Shape:
 
 def _take(xp: ModuleType, x: Any, indices: Any, axis: int | None) -> Any:
     array = xp.asarray(x)
-    check_indices(xp, xp.asarray(indices), array.size if axis is None else array.shape[axis])
+    check_indices(xp.asarray(indices), array.size if axis is None else array.shape[axis])
     return xp.take(array, xp.asarray(indices), axis=axis)
 
 
@@ -770,7 +770,7 @@ def _counted(x: Shape, length: int, *_: Any) -> Shape:
 
 
 def _bincount(xp: ModuleType, x: Any, length: int, weights: Any) -> Any:
-    check_indices(xp, x, length)
+    check_indices(x, length)
     if weights is not None and np.shape(weights) != np.shape(x):
         raise ValueError(f"weights of shape {np.shape(weights)} for values of shape {np.shape(x)}")
     if not x.size:
@@ -821,7 +821,7 @@ def _scattered(base: Shape, indices: Shape, values: Shape) -> Shape:
 
 def _scatter_add(xp: ModuleType, base: Any, indices: Any, values: Any) -> Any:
     indices = xp.asarray(indices)
-    check_indices(xp, indices, base.shape[0])
+    check_indices(indices, base.shape[0])
     result = numeric(base)
     kind = np.result_type(result.dtype, getattr(numeric(values), "dtype", type(values)))
     shape = (*indices.shape, *base.shape[1:])
@@ -983,7 +983,7 @@ def elements_at(xp: ModuleType, x: Any, index: Sequence[Any]) -> Any:
         elif isinstance(part, np.ndarray) or hasattr(part, "__cuda_array_interface__"):
             _require(part.dtype.kind != "b", "the shape of x[mask] depends on values; use where(mask, x, 0)")
             shifted = xp.where(part < 0, part + x.shape[axis], part)
-            check_indices(xp, shifted, x.shape[axis])
+            check_indices(shifted, x.shape[axis])
             checked.append(shifted)
             axis += 1
             continue

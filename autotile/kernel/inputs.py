@@ -203,7 +203,7 @@ def with_captured_call(spec: KernelSpec, folder: Path) -> KernelSpec:
             content = InputFile(str((folder / call.arrays[argument.name]).absolute()), is_whole=True)
             return structs.replace(argument, init="file", content=content)
         if isinstance(argument, ScalarArgument) and argument.name in call.scalars and argument.binding is None:
-            return structs.replace(argument, value=call.scalars[argument.name], check_value=None)
+            return structs.replace(argument, default=call.scalars[argument.name], check_value=None)
         return argument
 
     return replace(spec, arguments=tuple(map(filled, spec.arguments)))

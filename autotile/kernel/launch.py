@@ -57,10 +57,7 @@ def known_names(spec: KernelSpec, config: Config, problem: Problem, device: Devi
     Raise `ProblemError` if a size of the kernel is missing; `SpecError` if a computed value has none for the
     configuration.
     """
-    names = {**fixed_names(spec, problem, device), **config}
-    if spec.computed:
-        names.update(computed_values(spec.computed, config))
-    return names
+    return {**fixed_names(spec, problem, device), **config, **computed_values(spec.computed, config)}
 
 
 class StepLaunch(msgspec.Struct, frozen=True, gc=False):
@@ -149,9 +146,9 @@ def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memor
             f"{geometry.dynamic_smem_bytes} bytes of dynamic shared memory; add a rule that excludes it"
         )
     scalars = tuple(
-        (scalar.name, int(scalar.value.value(names)))
+        (scalar.name, int(scalar.binding.value(names)))
         for scalar in spec.scalars
-        if scalar.is_per_launch and scalar.name in step.arguments and isinstance(scalar.value, Expression)
+        if scalar.is_per_launch and scalar.name in step.arguments and scalar.binding is not None
     )
     return StepLaunch(
         index,

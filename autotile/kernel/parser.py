@@ -132,6 +132,11 @@ def parse_spec(
     steps = parse_steps(document, arguments, launched_kinds)
     scored: dict[str, Kind] = {name: kind for name, kind in own_kinds.items() if kind != "string"}
     metrics = parse_metrics(document.table("metrics", optional=True), scored, taken)
+    objective, section = None, document.table("objective", optional=True)
+    section.allow(("value", "maximize"))
+    if section.data:
+        value, maximize = section.text("value", multiline=True), section.boolean("maximize", default=False)
+        objective = parse_objective(value, metrics, scored, section.location("value"), maximize=maximize)
     limits = document.table("limits", optional=True)
     limits.allow(("min_occupancy", "max_spill_bytes"))
     min_occupancy, max_spill_bytes = limits.number("min_occupancy", 0.0), None
@@ -167,7 +172,7 @@ def parse_spec(
         arguments=arguments,
         reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
         work=_work(document.table("work", optional=True), shaped),
-        objective=parse_objective(document.table("objective", optional=True), metrics, scored),
+        objective=objective,
         metrics=metrics,
         score_kinds=scored,
         source=source,

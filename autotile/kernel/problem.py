@@ -7,12 +7,11 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import msgspec
 
-from autotile.core.device import DeviceProperties
+from autotile.core.device import DeviceProperties, version_of
 from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.model import Config, Problem, Value
 from autotile.core.text import NOTHING, bandwidth_text, flops_text, percent_text
@@ -46,7 +45,7 @@ def capability_of(architecture: str) -> str:
 
 def is_below(capability: str, other: str) -> bool:
     """Return True if a compute capability is lower than another."""
-    return _parts(capability) < _parts(other)
+    return version_of(capability) < version_of(other)
 
 
 def runs_on(target: str, capability: str) -> bool:
@@ -59,7 +58,7 @@ def runs_on(target: str, capability: str) -> bool:
     built = capability_of(target)
     if target.endswith("a") or {built, capability} & _EMBEDDED:
         return built == capability
-    return _parts(built)[0] == _parts(capability)[0] and not is_below(capability, built)
+    return version_of(built)[0] == version_of(capability)[0] and not is_below(capability, built)
 
 
 def unsupported_reason(spec: KernelSpec, device: DeviceProperties) -> str:
@@ -103,17 +102,11 @@ def _min_capability(spec: KernelSpec) -> tuple[str, str]:
     features = {"tensor maps": TENSOR_MAP_CAPABILITY} if spec.tensor_maps else {}
     if not declared and any(step.launch.cluster for step in spec.steps):  # else the first gate checks configurations
         features["clusters"] = CLUSTER_CAPABILITY
-    required = max(features.values(), key=_parts, default="")
+    required = max(features.values(), key=version_of, default="")
     if required and (not declared or is_below(declared, required)):
         used = " and ".join(name for name, capability in features.items() if capability == required)
         return required, f" for its {used}"
     return declared, ""
-
-
-@cache
-def _parts(capability: str) -> tuple[int, int]:
-    major, minor = capability.split(".")
-    return int(major), int(minor)
 
 
 _FLOAT64_BYTES = 8
@@ -206,8 +199,7 @@ def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -
 
 _MAX_STEPS = 200_000
 """Maximum number of partial configurations that are examined, which takes about a second."""
-_MAX_THREADS = 1024
-"""Threads of a block on every device since compute capability 2.0."""
+_MAX_THREADS = 1024  # threads of a block on every device since compute capability 2.0
 
 
 def derived_default(

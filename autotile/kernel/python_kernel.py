@@ -469,9 +469,12 @@ def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
 
 def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, Mapping):
-        what = f"expected a mapping, got {value!r:.60}, {type_text(type(value))}"
-        raise SpecError(what, source=python_source(kernel), key=key)
+        raise _fault(kernel, key, f"expected a mapping, got {value!r:.60}, {type_text(type(value))}")
     return dict(value or {})
+
+
+def _fault(kernel: str, key: str, problem: str) -> SpecError:
+    return SpecError(problem, source=python_source(kernel), key=key)
 
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -510,7 +513,7 @@ def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], ke
     """Add an array, and return the name of its file, which tells its content apart from others."""
     if dtype_name(array.dtype) not in DTYPES:
         cure = f"convert it with astype() to one of {listing(DTYPES)}, in the byte order of this machine"
-        raise SpecError(f"an array of the type {array.dtype}; {cure}", source=python_source(kernel), key=key)
+        raise _fault(kernel, key, f"an array of the type {array.dtype}; {cure}")
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
     digest.update(np.ascontiguousarray(array).data)
     file = f"{name}-{digest.hexdigest()[:16]}.npy"
@@ -534,12 +537,8 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
         return value.to_table()
     if isinstance(value, np.generic):
         return Scalar(value.dtype, value.item()).to_table()
-    raise SpecError(
-        f"expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file; got "
-        f"{type_text(type(value))}",
-        source=python_source(kernel),
-        key=key,
-    )
+    expected = "expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file"
+    raise _fault(kernel, key, f"{expected}; got {type_text(type(value))}")
 
 
 def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
@@ -564,12 +563,8 @@ def _launch(launch: Any, kernel: str) -> dict[str, Any]:
     if isinstance(launch, list | tuple) and 2 <= len(launch) <= len(_LAUNCH_KEYS):
         launch = dict(zip(_LAUNCH_KEYS, launch, strict=False))
     if not isinstance(launch, Mapping | None):
-        raise SpecError(
-            f"expected a mapping with block and grid, or a tuple of these and of dynamic shared memory in bytes; got "
-            f"{launch!r:.60}",
-            source=python_source(kernel),
-            key="launch",
-        )
+        expected = "expected a mapping with block and grid, or a tuple of these and of dynamic shared memory in bytes"
+        raise _fault(kernel, "launch", f"{expected}; got {launch!r:.60}")
     table = _present(launch or {})
     return {key: listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
 
@@ -595,12 +590,9 @@ def _reference(
             is_elsewhere = re.search(rf'\b{function}\b|##|#\s*include\s*"', code)  # made by a macro, or in a header
             if not is_elsewhere:
                 known = [*arguments, *(each.name for each in global_functions(code))]
-                raise SpecError(
-                    f"{reference!r} is neither an argument nor a function of the code{nearest(function, known)}; "
-                    "expected an expression of arguments, or the name of a __global__ function",
-                    source=python_source(kernel),
-                    key="reference",
-                )
+                fault = f"{reference!r} is neither an argument nor a function of the code{nearest(function, known)}"
+                expected = "expected an expression of arguments, or the name of a __global__ function"
+                raise _fault(kernel, "reference", f"{fault}; {expected}")
             return {"kernel": reference, **{key: launch[key] for key in _LAUNCH_KEYS if key in launch}}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if not isinstance(reference, Mapping):
@@ -640,8 +632,5 @@ def _plain(value: Any, key: str, kernel: str) -> Any:
         return os.fspath(value)
     if isinstance(value, str | int | float):
         return value
-    raise SpecError(
-        f"expected text, numbers, booleans, or lists and tables of them; got {value!r:.60}, {type_text(type(value))}",
-        source=python_source(kernel),
-        key=key,
-    )
+    expected = "expected text, numbers, booleans, or lists and tables of them"
+    raise _fault(kernel, key, f"{expected}; got {value!r:.60}, {type_text(type(value))}")

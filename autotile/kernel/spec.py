@@ -21,7 +21,7 @@ from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
 from autotile.core.model import Problem, Value, config_text
 from autotile.core.text import html_of, plural
-from autotile.errors import ConfigError, SpecError
+from autotile.errors import ConfigError, SpecError, listing
 from autotile.kernel.arguments import (
     Argument,
     BufferArgument,
@@ -97,8 +97,7 @@ _FILE_NAME = r"(?a)\w[\w.-]*"
 _CPP_LITERAL = r"(['\"])(\\.|(?!\1)[^\\])*\1"
 _PLACEHOLDER = r"\{([^{}]*)\}"
 _MAX_TEXT = 1000
-_MISSPELLED = 0.9
-"""Similarity above which an unknown option is taken for a known one that is misspelled."""
+_MISSPELLED = 0.9  # similarity above which an unknown option is taken for a known one that is misspelled
 
 
 class Build(msgspec.Struct, frozen=True):
@@ -263,17 +262,30 @@ Wide = Literal["float64"]
 _WIDE = {"complex64": "complex128", "complex128": "complex128"}
 
 
+class Launch(msgspec.Struct, frozen=True):
+    """Launch geometry and declared resources, as expressions over parameters, sizes and ``device.*``."""
+
+    block: tuple[Expression, ...]
+    grid: tuple[Expression, ...]
+    cluster: tuple[Expression, ...] = ()
+    """Blocks of a cluster; empty if the kernel has no clusters. A launch sets them unless the template does."""
+    dynamic_smem_bytes: Expression | None = None
+    static_smem_bytes: Expression | None = None
+    """Shared memory that the template declares statically; the limits apply to it before compilation."""
+    min_registers: Expression | None = None
+    """Lower bound on the registers of a thread (its accumulators, for example)."""
+    is_cooperative: bool = False
+    """Whether all blocks must be resident at once, as they wait for each other."""
+
+
 class ReferenceKernel(NamedTuple):
     """A kernel that computes the expected outputs."""
 
     entry: str
     template: str | None
     """File name of its source, in the folder of the template; None for the template itself."""
-    block: tuple[Expression, ...]
-    grid: tuple[Expression, ...]
-    dynamic_smem_bytes: Expression | None
-    """Its launch, as expressions over sizes, flags, parameters (with the values of the default configuration) and
-    ``device.*``."""
+    launch: Launch
+    """Its block, grid and dynamic shared memory; parameters have the values of the default configuration."""
     defines: Mapping[str, Expression | str]
     """Macros besides those of the default configuration: an expression, or text."""
     arguments: tuple[str, ...] | None
@@ -284,12 +296,16 @@ class ReferenceKernel(NamedTuple):
 
     def meaning(self) -> dict[str, Any]:
         """Return its part of the space hash."""
+        smem_bytes = self.launch.dynamic_smem_bytes
         return {
-            **self._asdict(),
-            "block": [extent.canonical for extent in self.block],
-            "grid": [extent.canonical for extent in self.grid],
-            "dynamic_smem_bytes": self.dynamic_smem_bytes.canonical if self.dynamic_smem_bytes else "0",
+            "entry": self.entry,
+            "template": self.template,
+            "block": [extent.canonical for extent in self.launch.block],
+            "grid": [extent.canonical for extent in self.launch.grid],
+            "dynamic_smem_bytes": smem_bytes.canonical if smem_bytes else "0",
             "defines": {n: e if isinstance(e, str) else e.canonical for n, e in sorted(self.defines.items())},
+            "arguments": self.arguments,
+            "element_type": self.element_type,
         }
 
     def macros(self, names: Mapping[str, Value]) -> dict[str, Value]:
@@ -314,9 +330,11 @@ def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mappin
         table.matching("template", _TEMPLATE, "a bare file name that ends in .cu or .cuh")
         if "template" in table.data
         else None,
-        table.expressions("block", kinds),
-        table.expressions("grid", kinds),
-        table.optional_expression("dynamic_smem_bytes", kinds),
+        Launch(
+            table.expressions("block", kinds),
+            table.expressions("grid", kinds),
+            dynamic_smem_bytes=table.optional_expression("dynamic_smem_bytes", kinds),
+        ),
         defines,
         table.texts("arguments") if "arguments" in table.data else None,
         "float64" if "element_type" in table.data else None,
@@ -362,21 +380,8 @@ def reference_spec(spec: KernelSpec, problem: Problem) -> KernelSpec:
             arguments[index] = structs.replace(argument, dtype=wide)
         elif isinstance(argument, ScalarArgument):
             arguments[index] = structs.replace(argument, dtype=wide_type(argument.element_type(dtype)))
-    launch = msgspec.structs.replace(
-        spec.steps[0].launch,
-        block=kernel.block,
-        grid=kernel.grid,
-        cluster=(),
-        is_cooperative=False,
-        dynamic_smem_bytes=kernel.dynamic_smem_bytes,
-        static_smem_bytes=None,
-        min_registers=None,
-    )
     passed = tuple(argument.name for argument in arguments if argument.is_passed)
-    step = msgspec.structs.replace(
-        spec.steps[0], entry=kernel.entry, launch=launch, arguments=passed, when=None, times=None, swap=()
-    )
-    return replace(spec, steps=(step,), arguments=tuple(arguments))
+    return replace(spec, steps=(Step(kernel.entry, kernel.launch, passed),), arguments=tuple(arguments))
 
 
 def wide_type(dtype: str) -> str:
@@ -624,22 +629,6 @@ class Rule(NamedTuple):
         return f"{'heuristic' if self.is_heuristic else 'rule'} {self.name!r}"
 
 
-class Launch(msgspec.Struct, frozen=True):
-    """Launch geometry and declared resources, as expressions over parameters, sizes and ``device.*``."""
-
-    block: tuple[Expression, ...]
-    grid: tuple[Expression, ...]
-    cluster: tuple[Expression, ...]
-    """Blocks of a cluster; empty if the kernel has no clusters. A launch sets them unless the template does."""
-    dynamic_smem_bytes: Expression | None
-    static_smem_bytes: Expression | None
-    """Shared memory that the template declares statically; the limits apply to it before compilation."""
-    min_registers: Expression | None
-    """Lower bound on the registers of a thread (its accumulators, for example)."""
-    is_cooperative: bool = False
-    """Whether all blocks must be resident at once, as they wait for each other."""
-
-
 STEP = "step"
 """Number of a launch among those of its step, from 0, in the step's expressions and in the values of scalars."""
 
@@ -860,6 +849,14 @@ class Objective(NamedTuple):
     expression: ArrayExpression
     maximize: bool = False
 
+    def used(self, metrics: Mapping[str, ArrayExpression]) -> set[str]:
+        """Return the names that it depends on, itself or by metrics, each of which uses only those before it."""
+        used = set(self.expression.names)
+        for name, metric in reversed([*metrics.items()]):
+            if name in used:
+                used |= metric.names
+        return used
+
 
 def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
     """Parse ``[metrics]``; a metric may use those before it."""
@@ -870,13 +867,23 @@ def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, s
     return found
 
 
-def parse_objective(table: Table, metrics: Iterable[str], kinds: Mapping[str, Kind]) -> Objective | None:
-    """Parse ``[objective]``; None if the section is empty."""
-    table.allow(("value", "maximize"))
-    if not table.data:
-        return None
-    expression = parse_score(table.text("value", multiline=True), metrics, kinds, table.location("value"))
-    return Objective(expression, table.boolean("maximize", default=False))
+def parse_objective(
+    text: str,
+    metrics: Mapping[str, ArrayExpression],
+    kinds: Mapping[str, Kind],
+    location: Location,
+    *,
+    maximize: bool,
+) -> Objective:
+    """Parse an objective. A `SpecError` is raised if it uses no measured value, neither itself nor by a metric."""
+    objective = Objective(parse_score(text, metrics, kinds, location), maximize)
+    if objective.used(metrics).isdisjoint(MEASURED):
+        raise location.error(
+            f"an objective that uses no measured value needs no search; expected one or more of {listing(MEASURED)}, "
+            "or a metric that uses one",
+            expression=text,
+        )
+    return objective
 
 
 def parse_score(text: str, metrics: Iterable[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:

@@ -28,14 +28,16 @@ from autotile.kernel.arguments import (
     Evaluate,
     Mask,
     TensorMap,
+    bound_fault,
     clipped,
+    encoded,
     extents_text,
     round_up,
 )
 from autotile.kernel.expressions import Expression
-from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, known_names
+from autotile.kernel.launch import MAX_LAUNCHES, LaunchPlan, fixed_names, known_names
 from autotile.kernel.problem import CLUSTER_CAPABILITY, is_below, unsupported_reason
-from autotile.kernel.spec import STEP, KernelSpec, Step
+from autotile.kernel.spec import STEP, KernelSpec, Step, computed_values
 
 Blocks = NDArray[np.int64]
 
@@ -45,8 +47,7 @@ UNLIMITED = 2**31 - 1
 CLIP = 2**20
 """Above every limit of a block; factors are clipped to it so that their products fit in 64 bits."""
 
-_CLIP_BYTES = 2**40
-"""Above every limit of shared memory."""
+_CLIP_BYTES = 2**40  # above every limit of shared memory
 
 
 @lru_cache(maxsize=4096)
@@ -125,12 +126,10 @@ def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]
     return np.where(possible, shared, 0)
 
 
-EvaluateWhere = Callable[[Expression, Mapping[str, Value], Mask], Column]
-"""Evaluates an expression over parameters, sizes, flags, ``device.*`` and further names, whose values are given.
-
-The last argument selects rows, shape (rows,), or is a bool for all or none. The result is an int64 column, 1 in other
-rows; for a single configuration, an int.
-"""
+EvaluateWhere = Callable[[Mapping[str, Value], Mask, Expression], Column]
+"""Evaluates an expression over parameters, sizes, flags, ``device.*`` and further names, whose values are given, in
+selected rows, shape (rows,); a bool selects all or none. The result is an int64 column, 1 in other rows; for a single
+configuration, an int."""
 
 
 class LaunchDemand(msgspec.Struct, frozen=True, dict=True):
@@ -200,24 +199,35 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
             varies = any(STEP in part.names for part in parts)
             for number in range(int(np.max(possible, initial=0)) if varies else 1):
                 runs = number < possible
-                found.append(LaunchDemand(self.spec, step, runs, partial(self._evaluate, {STEP: number}, runs)))
+                found.append(LaunchDemand(self.spec, step, runs, partial(self.evaluate, {STEP: number}, runs)))
         return tuple(found)
-
-    def _evaluate(self, extra: Mapping[str, Value], rows: Mask, expression: Expression) -> Column:
-        return self.evaluate(expression, extra, rows)
 
     @cached_property
     def arrays(self) -> tuple[tuple[ArrayArgument, tuple[Column, ...]], ...]:
         """Buffers and workspaces with their extents; those of a workspace may be 0."""
         arrays = (each for each in self.spec.arguments if isinstance(each, ArrayArgument))
-        return tuple((array, tuple(self.evaluate(each, {}, True) for each in array.shape)) for array in arrays)
+        return tuple((array, tuple(self.evaluate({}, True, each) for each in array.shape)) for array in arrays)
 
     @cached_property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Tensor maps."""
         maps = self.spec.tensor_maps
         at = self.problem.dtype, self.problem.sizes
-        return tuple(one.tensor_map(*at, partial(self._evaluate, {}, True)) for one in maps)
+        return tuple(one.tensor_map(*at, partial(self.evaluate, {}, True)) for one in maps)
+
+    @cached_property
+    def scalars(self) -> list[tuple[str, str, Column, Mask]]:
+        """Name, type and value of each scalar that depends on more than the problem, and what makes that launch."""
+        found = []
+        for step, count in zip(self.spec.steps, self._counts, strict=True):
+            possible = count * (self.launch_count <= MAX_LAUNCHES)
+            for scalar in self.spec.scalars:
+                if scalar.is_per_launch and scalar.binding is not None and scalar.name in step.arguments:
+                    dtype, varies = scalar.element_type(self.problem.dtype), STEP in scalar.binding.names
+                    for number in range(int(np.max(possible, initial=0)) if varies else 1):
+                        runs = number < possible
+                        found.append((scalar.name, dtype, self.evaluate({STEP: number}, runs, scalar.binding), runs))
+        return found
 
     @cached_property
     def memory_bytes(self) -> Any:
@@ -234,8 +244,8 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         """The number of launches of each step, clipped to 0 and just above the limit."""
         counts = []
         for step in self.spec.steps:
-            runs = True if step.when is None else self.evaluate(step.when, {}, True) != 0
-            count = 1 if step.times is None else self.evaluate(step.times, {}, runs)
+            runs = True if step.when is None else self.evaluate({}, True, step.when) != 0
+            count = 1 if step.times is None else self.evaluate({}, runs, step.times)
             counts.append(clipped(count, 0, MAX_LAUNCHES + 1) * runs)
         return counts
 
@@ -243,7 +253,7 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
 def demand_of(spec: KernelSpec, names: Mapping[str, Value], problem: Problem) -> Demand:
     """Return the demand of a single configuration, given the value of every name."""
 
-    def evaluate(expression: Expression, extra: Mapping[str, Value], rows: bool) -> int:
+    def evaluate(extra: Mapping[str, Value], rows: bool, expression: Expression) -> int:
         if not rows:
             return 1
         return int(expression.value(names if expression.names.isdisjoint(extra) else {**extra, **names}))
@@ -433,6 +443,19 @@ LIMITS = (
         applies=lambda spec: not all(step.is_always_once for step in spec.steps),
         hint="change the conditions of the steps or their times",
     ),
+    Limit(
+        "scalars",
+        lambda demand, device: reduce(
+            operator.and_,
+            [runs <= encoded(np.atleast_1d(value), DTYPES[dtype])[1] for _, dtype, value, runs in demand.scalars],
+        ),
+        lambda demand, device: next(
+            filter(None, (bound_fault(name, value, dtype) for name, dtype, value, runs in demand.scalars if runs)), ""
+        ),
+        lambda spec: (*_conditions_of_steps(spec), *_of_arguments(spec)),
+        applies=lambda spec: any(scalar.is_per_launch for scalar in spec.scalars),
+        hint="choose smaller sizes, or declare a larger type",
+    ),
     _launch_limit(
         "threads_per_block",
         lambda demand, device: demand.threads <= device.max_threads_per_block,
@@ -505,9 +528,22 @@ LIMITS = (
 """All limits, in the order applied."""
 
 
+def unfit_scalar(spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> str:
+    """Return why a scalar that the problem binds does not fit in its type, as one line; "" if all fit."""
+    faults = (
+        bound_fault(scalar.name, int(scalar.binding.value(names)), scalar.element_type(dtype))
+        for scalar in spec.scalars
+        if scalar.binding is not None and not scalar.is_per_launch
+    )
+    return next(filter(None, faults), "")
+
+
 def check_config(spec: KernelSpec, config: Config, problem: Problem, device: DeviceProperties) -> str:
     """Return why a configuration is not feasible, as one line; "" if it is."""
     if reason := unsupported_reason(spec, device):
+        return reason
+    fixed = fixed_names(spec, problem, device)
+    if reason := unfit_scalar(spec, problem.dtype, fixed):
         return reason
     known = {parameter.name: parameter.values for parameter in spec.parameters}
     computed = {each.name for each in spec.computed}
@@ -517,10 +553,9 @@ def check_config(spec: KernelSpec, config: Config, problem: Problem, device: Dev
     for name, values in known.items():
         if name not in config:
             return f"the parameter {name} is missing"
-        value = config[name]
-        if not any(value == other and isinstance(value, str) == isinstance(other, str) for other in values):
-            return f"{name} = {value} is not among its values {', '.join(map(str, values))}"
-    names = known_names(spec, config, problem, device)
+        if config[name] not in values:
+            return f"{name} = {config[name]} is not among its values {', '.join(map(str, values))}"
+    names = {**fixed, **config, **computed_values(spec.computed, config)}
     for rule in spec.rules:
         if not rule.expression.value(names):
             shown = ", ".join(f"{name} = {names[name]}" for name in sorted(rule.expression.names))

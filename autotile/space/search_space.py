@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, Problem, Value, config_text
-from autotile.errors import EmptySpaceError, SpecError
+from autotile.errors import ArgumentError, EmptySpaceError, SpecError
 from autotile.kernel.arguments import Mask
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names, known_names
 from autotile.kernel.problem import check_device
 from autotile.kernel.spec import Computed, KernelSpec, Parameter
 from autotile.space.enumeration import Codes, SpaceStage, code_dtype, join, rank
-from autotile.space.limits import Demand, demand_of, limit_violation, limits_of
+from autotile.space.limits import Demand, demand_of, limit_violation, limits_of, unfit_scalar
 
 MAX_COMBINATIONS = 2**63 - 1
 """Maximum number of combinations before the rules, so that a rank fits in int64."""
@@ -187,7 +187,7 @@ def feasible_space(spec: KernelSpec, problem: Problem, device: DeviceProperties)
     """Enumerate the configurations that meet the rules, the heuristics, and the limits of the device.
 
     The limits are checked against the resources that the file declares. If the heuristics leave no configuration, they
-    are ignored.
+    are ignored. An `ArgumentError` is raised if a scalar that the problem binds does not fit in its type.
     """
     try:
         return _feasible(spec, problem, device)
@@ -202,8 +202,10 @@ def feasible_space(spec: KernelSpec, problem: Problem, device: DeviceProperties)
 
 def _feasible(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> SearchSpace:
     started = time.perf_counter()
-    space = enumerate_space(spec, problem, device)
     fixed = fixed_names(spec, problem, device)
+    if fault := unfit_scalar(spec, problem.dtype, fixed):
+        raise ArgumentError(fault)
+    space = enumerate_space(spec, problem, device)
     fits = np.ones(len(space), np.bool_)
     limits = limits_of(spec)
     remaining = [0] * len(limits)
@@ -234,7 +236,7 @@ def _feasible(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> S
 
 
 def _column(
-    space: SearchSpace, fixed: Mapping[str, Value], expression: Expression, extra: Mapping[str, Value], rows: Mask
+    space: SearchSpace, fixed: Mapping[str, Value], extra: Mapping[str, Value], rows: Mask, expression: Expression
 ) -> NDArray[np.int64]:
     """Return the value of an expression in the given rows, 1 in others; shape (1,) if it contains no parameter.
 

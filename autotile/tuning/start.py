@@ -44,7 +44,7 @@ from autotile.kernel.expressions import Location
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import size_distance
 from autotile.kernel.sources import strip_comments
-from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_score
+from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_objective
 from autotile.search.samplers import lookahead_of, resolve_sampler
 from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
@@ -65,12 +65,12 @@ _HALVINGS = 60
 def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | None:
     """Return the objective of a session: the expression that the user gives, else that of the search-space file.
 
-    A `SpecError` is raised if the expression is malformed or uses an unknown name.
+    A `SpecError` is raised if the expression is malformed, uses an unknown name or no measured value.
     """
     if options.objective is None:
         return spec.objective
-    expression = parse_score(options.objective, spec.metrics, spec.score_kinds, Location("--objective"))
-    return Objective(expression, options.maximize)
+    location = Location("--objective")
+    return parse_objective(options.objective, spec.metrics, spec.score_kinds, location, maximize=options.maximize)
 
 
 def measures_energy(spec: KernelSpec, objective: Objective | None) -> bool:
@@ -93,10 +93,7 @@ class Scorer:
         self._names = spec.score_kinds.keys()
         self._of_problem = problem.names
         self._objective = objective
-        used = set(objective.expression.names) if objective is not None else set()
-        for name, metric in reversed([*spec.metrics.items()]):
-            if name in used:
-                used |= metric.names
+        used = objective.used(spec.metrics) if objective is not None else set()
         self._needs_run = bool(used & {*RUN_VALUES} - {"time_us"})
 
     def scored(self, trial: Trial) -> Trial:

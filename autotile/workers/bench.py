@@ -51,7 +51,7 @@ from autotile.core.model import (
 from autotile.core.statistics import discard_reason
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.expected_outputs import ExpectedOutputs
-from autotile.cuda.function import LaunchSequence, SizedFunctions, StepFunctions
+from autotile.cuda.function import LaunchSequence, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
 from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import EnergyMeter, Launch, Nvml, Timer, drift_us
@@ -399,9 +399,9 @@ class _LoadedKernel:
         """Time between two events; None before the first measurement."""
         self.checked: dict[str, Verdict] = {}
         """Verdict at the ragged sizes on each cubin of a grid."""
-        self._modules: OrderedDict[str, SizedFunctions] = OrderedDict()
+        self._modules: OrderedDict[str, StepFunctions] = OrderedDict()
 
-    def load(self, candidate: Candidate, *, keep: bool) -> SizedFunctions:
+    def load(self, candidate: Candidate, *, keep: bool) -> StepFunctions:
         """Load a candidate into the current context; a kept module is taken again."""
         functions = self._modules.pop(candidate.cubin_path, None) if keep else None
         if functions is None:
@@ -491,7 +491,7 @@ class LaidOut:
         digest = instance.digest() if not grid else ""
         stage("measure")
         bound = instance.bind(config, self.device)
-        launch = _launch_sequence(functions.tuned, bound)
+        launch = _launch_sequence(functions, bound)
         reading = self.measured(self._runnable(launch, bound), best_us, is_quick=grid)
         telemetry: dict[str, float | int | str] = {**reading.telemetry, "max_error": verdict.max_error}
         if not grid and reading.outcome.has_time:
@@ -589,7 +589,7 @@ class LaidOut:
         bound = instance.bind(candidate.config, self.device)
         functions = self._kernel.load(candidate, keep=False)
         self.fresh = False
-        return self._runnable(_launch_sequence(functions.tuned, bound), bound)
+        return self._runnable(_launch_sequence(functions, bound), bound)
 
     @staticmethod
     def _runnable(launch: LaunchSequence, bound: BoundArguments) -> _Runnable:
@@ -614,7 +614,7 @@ class LaidOut:
 
         return Instances(self._spec, problem, make, MEMORY_SHARE * self.device.memory_bytes)
 
-    def _verify_once(self, functions: SizedFunctions, candidate: Candidate) -> Verdict:
+    def _verify_once(self, functions: StepFunctions, candidate: Candidate) -> Verdict:
         """Verify at the tuned sizes, and before at the others, repeatedly, unless the same code was verified there."""
         others = [one for one in self._all if one is not self._tuned]
         code = canonical_json(
@@ -657,7 +657,7 @@ class LaidOut:
 
     def _verify(
         self,
-        functions: SizedFunctions,
+        functions: StepFunctions,
         config: Config,
         at: Sequence[Instances] | None = None,
         *,

@@ -17,7 +17,7 @@ from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, 
 from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome
 
 if TYPE_CHECKING:
-    from autotile.cuda.function import SizedFunctions
+    from autotile.cuda.function import StepFunctions
     from autotile.kernel.spec import KernelSpec
 
 
@@ -293,9 +293,9 @@ class Readings(msgspec.Struct):
     last: bool = False
 
 
-def loaded(candidate: Candidate, spec: KernelSpec) -> SizedFunctions:
+def loaded(candidate: Candidate, spec: KernelSpec) -> StepFunctions:
     """Load a candidate into the current context."""
-    from autotile.cuda.function import SizedFunctions  # of the processes that use the device only
+    from autotile.cuda.function import StepFunctions  # of the processes that use the device only
 
     others = ((one.sizes, Path(one.cubin_path), one.symbols) for one in candidate.others)
-    return SizedFunctions(spec.steps, Path(candidate.cubin_path), candidate.symbols, others)
+    return StepFunctions(spec.steps, Path(candidate.cubin_path), candidate.symbols, others)

@@ -347,7 +347,7 @@ class TestGraphs:
 
 
 def scalar(dtype: str, value: Any = 1.0, check: float | None = None) -> ScalarArgument:
-    return ScalarArgument("alpha", dtype, value, check)
+    return ScalarArgument("alpha", dtype, None, value, check)
 
 
 def scalar_value(given: ScalarArgument, sizes: dict[str, int], problem_dtype: str, *, check: bool) -> Any:
@@ -379,14 +379,14 @@ class TestScalars:
         assert decode_scalar(scalar("dtype"), stored, problem_dtype) == 1.5
 
     def test_bound_free_and_check_values_which_are_refused_instead_of_wrapped(self):
-        bound = scalar("int32", parse_expression("M * 2", {"M": "number"}))
+        bound = ScalarArgument("alpha", "int32", parse_expression("M * 2", {"M": "number"}), None, None)
         assert scalar_value(bound, {"M": 21}, "float32", check=True) == 42
         free = scalar("float32", 1.0, 0.75)
         assert scalar_value(free, {}, "float32", check=False) == 1.0
         assert scalar_value(free, {}, "float32", check=True) == 0.75
         assert scalar_value(scalar("float32", 0.5), {}, "float32", check=True) == 0.5
         assert scalar_value(scalar("float32", 1.0, 0.0), {}, "float32", check=True) == 0.0
-        product = scalar("int32", parse_expression("M * M", {"M": "number"}))
+        product = ScalarArgument("alpha", "int32", parse_expression("M * M", {"M": "number"}), None, None)
         with pytest.raises(ArgumentError, match=r"scalar alpha is 4294967296, which does not fit in int32"):
             scalar_value(product, {"M": 65536}, "float32", check=False)
 

@@ -127,6 +127,19 @@ def test_the_limits_apply_to_every_launch():
     assert said.startswith("threads_per_block: sweep: 2,048 threads in a block")
 
 
+def test_a_scalar_that_does_not_fit_in_any_launch_excludes_the_configuration():
+    """Of the strides 1, 2, 4, ... of the sweeps, int8 holds seven; the last launch takes the block."""
+    head = HEAD.replace("[0, 1, 3]", "[0, 3, 7, 8]")
+    spec = spec_of(head=head, tail=TAIL.replace('"int32", value = "2 ** step"', '"int8", value = "2 ** step"'))
+    assert {config["ROUNDS"] for config in feasible_space(spec, spec.at(), H200).configs} == {0, 3, 7}
+    said = "scalars: scalar stride is 128, which does not fit in int8"
+    reasons = [check_config(spec, {"BLOCK": 64, "ROUNDS": rounds}, spec.at(), H200) for rounds in (0, 3, 7, 8)]
+    assert reasons == ["", "", "", said]
+    spec = spec_of(head=head, tail=TAIL.replace('"int32", value = "BLOCK"', '"int8", value = "BLOCK"'))
+    found = {(config["BLOCK"], config["ROUNDS"]) for config in feasible_space(spec, spec.at(), H200).configs}
+    assert found == {(64, 0), (64, 3), (64, 7), (64, 8), (128, 0)}  # what takes it is not launched without rounds
+
+
 def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanishes_later_is_dropped():
     divided = spec_of(STEPS.replace("grid = [1]", 'grid = ["ceil_div(N, ROUNDS)"]'))
     assert len(feasible_space(divided, divided.at(), H200)) == 6

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from spec_samples import SGEMM, copy_spec, refused
 from step_kernels import TILED_SPACE
 
+import autotile
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES
 from autotile.errors import SpecError
@@ -30,6 +31,23 @@ def refusal(text: str) -> SpecError:
 def edited(old: str, new: str) -> str:
     assert SGEMM.count(old) == 1
     return SGEMM.replace(old, new)
+
+
+OBJECTIVE = "\n[metrics]\nwork = '2 * M * N * K'\nrate = 'work / time_us'\n[objective]\nvalue = '{}'\n"
+
+
+@pytest.mark.parametrize("value", ["1", "dtype_bytes", "BM * BN", "work", "M + 0 * work"])
+def test_an_objective_uses_a_measured_value(value):
+    for used in ("rate", "registers / BM", "1 / rate + work"):
+        parsed = parse_spec(SGEMM + OBJECTIVE.format(used), "sgemm.toml")
+        assert parsed.objective.expression.text == used
+    error = refusal(SGEMM + OBJECTIVE.format(value))
+    assert error.key == "objective.value"
+    assert error.problem.startswith("an objective that uses no measured value needs no search; expected one or more of")
+    assert all(name in error.problem for name in ("time_us", "registers", "energy_mj", "max_error"))
+    with pytest.raises(SpecError) as given:
+        autotile.tune("sgemm_2d", M=4096, N=4096, K=4096, replay="auto", objective=value.replace("work", "M * N"))
+    assert (given.value.problem, given.value.source) == (error.problem, "--objective")
 
 
 # --- valid files
@@ -59,8 +77,8 @@ def test_every_section_is_read():
     assert [type(each) for each in (a, b, c, m, alpha)] == [BufferArgument] * 3 + [ScalarArgument] * 2
     assert (str(a.dtype), a.access, a.init, b.init) == ("dtype", "in", "normal", "uniform")
     assert [axis.text for axis in c.shape] == ["M", "N"]
-    assert isinstance(m.value, Expression)
-    assert (alpha.dtype, alpha.value, alpha.check_value) == ("float32", 1.0, 0.75)
+    assert isinstance(m.binding, Expression)
+    assert (alpha.dtype, alpha.default, alpha.check_value) == ("float32", 1.0, 0.75)
     assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
     assert spec.reference.reduction.evaluate(spec.sizes) == 4096
     assert spec.reference.tolerance == 1e-5

@@ -2,6 +2,7 @@ import importlib.util
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from msgspec import structs
 from msgspec.structs import replace as change
 from spec_samples import make_spec
 
+import autotile
 from autotile.core.device import DeviceProperties, device_profile, limits_for, profile_names
 from autotile.core.model import LaunchGeometry, Resources
+from autotile.errors import InputError
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import (
     LIMITS,
@@ -196,8 +199,21 @@ def reason(launch: dict[str, Any], device: DeviceProperties = H200, **limits: fl
 
 
 def test_the_limits_and_their_order():
-    first = ["memory", "tensor_maps", "launches", "threads_per_block", "block_dims", "grid_dims", "cluster"]
+    first = ["memory", "tensor_maps", "launches", "scalars", "threads_per_block", "block_dims", "grid_dims", "cluster"]
     assert [limit.name for limit in LIMITS] == [*first, "registers", "shared_memory", "occupancy", "cooperative"]
+
+
+def test_a_scalar_of_the_problem_that_does_not_fit_is_the_first_reason_in_the_words_of_tune(scale_toml):
+    bound, other = 'n = { scalar = "int32", value = "n" }', 'bytes = { scalar = "int32", value = "4 * n" }'
+    scale_toml.write_text(scale_toml.read_text().replace(bound, other))
+    assert autotile.explain(scale_toml, n=2**29 - 1, device="h200").checks[0].kind == "rule"
+    said = "scalar bytes is 2147483648, which does not fit in int32"
+    found = autotile.explain(scale_toml, n=2**29, THREADS=96, device="h200")  # 96 is not among the values
+    assert (found.fault, found.checks[0].detail, found.checks[0].holds) == (said, said, False)
+    assert found.not_compiled == "it would not be compiled"
+    for refusing in (partial(autotile.tune, trials=1, replay="auto"), partial(autotile.space, device="h200")):
+        with pytest.raises(InputError, match=f"^{said}$"):
+            refusing(scale_toml, n=2**29)
 
 
 ALLOWS = "NVIDIA H200 allows"
