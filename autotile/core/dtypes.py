@@ -137,7 +137,8 @@ _MAX_ALIGNMENT_BYTES = 16
 _FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 """Largest finite value: 1.75 * 2**8 and 1.75 * 2**15 (OCP 8-bit Floating Point Specification)."""
 _FP8_NAN = 0x7F
-_FP8_CHUNK = 1 << 20  # number of values that are encoded at a time, to bound the memory
+_FP8_CHUNK = 1 << 20
+"""Number of values that are encoded at a time, to bound the memory."""
 _KEY_SHIFT = 48
 """The upper 16 bits of a float64, with 4 bits of its fraction, hold every boundary between 8-bit floats; whether any
 lower bit is set tells the rest."""

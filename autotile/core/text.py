@@ -268,7 +268,8 @@ class Written(Result):
         return dict(self.document)
 
 
-_MAX_HTML_ROWS = 100  # rows that a notebook shows of a table; a study may have twenty thousand trials
+_MAX_HTML_ROWS = 100
+"""Rows that a notebook shows of a table; a study may have twenty thousand trials."""
 
 
 def html_of(headline: str, parts: Iterable[Part]) -> str:

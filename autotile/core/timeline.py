@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_MAX_EVENTS = 2_000_000  # about 300 MB of JSON; a trial takes some ten events
+_MAX_EVENTS = 2_000_000
+"""About 300 MB of JSON; a trial takes some ten events."""
 _Event = tuple[str, str, str, float, float, dict[str, Any]]
 """Kind, track, name, start and end in seconds, arguments."""
-_PROCESS = 1  # process number of all events: tracks, not processes, are the rows of the timeline
+_PROCESS = 1
+"""Process number of all events: tracks, not processes, are the rows of the timeline."""
 
 
 class Timeline:
@@ -76,10 +78,12 @@ MIN_PACE_STEPS = 5
 """Number of steps before the first estimate: the first ones wait for the compilers."""
 STEADY_STEPS = 20
 """Number of newest durations that are always used: fewer say little, as trials end in bursts."""
-_KEPT = 4096  # number of newest durations from which the pace is computed, which bounds its cost
+_KEPT = 4096
+"""Number of newest durations from which the pace is computed, which bounds its cost."""
 _GROWTH = 2.0
 """Factor by which the durations that are used grow while the older ones agree with the newer."""
-_DISAGREEMENT = 1.0  # standard errors, beyond a tenth of the mean, that tell older durations from newer
+_DISAGREEMENT = 1.0
+"""Standard errors, beyond a tenth of the mean, that tell older durations from newer."""
 _TOLERANCE = 0.1
 
 

@@ -230,16 +230,22 @@ def _reports(log: str) -> dict[str, str]:
     return dict(zip(sections[1::2], sections[2::2], strict=True))
 
 
-_ELF_MAGIC = b"\x7fELF\x02\x01"  # an ELF file of 64 bits, little-endian
+_ELF_MAGIC = b"\x7fELF\x02\x01"
+"""An ELF file of 64 bits, little-endian."""
 _SECTION_TABLE_AT, _SECTION_COUNTS_AT = 0x28, 0x3A
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAX_SECTIONS = 1 << 14
 _ATTRIBUTE = struct.Struct("<BBH")
-_SIZED = 4  # format of an attribute that is followed by as many bytes as its last field says
-_PARAMETER = 0x17  # EIATTR_KPARAM_INFO: ordinal, offset and size of a parameter
-_MAX_THREADS = 0x05  # EIATTR_MAX_THREADS: greatest block of a function with __launch_bounds__
-_CLUSTER = 0x3D  # EIATTR_CTA_PER_CLUSTER: extents of __cluster_dims__
-_SIZE_SHIFT = 18  # the size is in the upper bits of the last word
+_SIZED = 4
+"""Format of an attribute that is followed by as many bytes as its last field says."""
+_PARAMETER = 0x17
+"""EIATTR_KPARAM_INFO: ordinal, offset and size of a parameter."""
+_MAX_THREADS = 0x05
+"""EIATTR_MAX_THREADS: greatest block of a function with ``__launch_bounds__``."""
+_CLUSTER = 0x3D
+"""EIATTR_CTA_PER_CLUSTER: extents of ``__cluster_dims__``."""
+_SIZE_SHIFT = 18
+"""The size is in the upper bits of the last word."""
 
 
 def function_attributes(cubin: bytes, symbol: str) -> tuple[tuple[int, ...] | None, int | None, Cluster | None]:
@@ -426,7 +432,8 @@ _OF_LIBRARIES = re.compile("_|CCCL|CUB|CUDA|CUTE|CUTLASS|LIBCUDACXX|NDEBUG|NV|TH
 """Starts of the names of macros that headers of libraries may ask for."""
 _SLOW_S = 0.6
 """Time of a compilation from which on headers are precompiled; CUB's take 1.3 s, and 0.5 s once they are."""
-_HEAP_BYTES = 768 << 20  # memory that NVRTC maps for precompiled headers; CUB's take 309 MB
+_HEAP_BYTES = 768 << 20
+"""Memory that NVRTC maps for precompiled headers; CUB's take 309 MB."""
 _slow: dict[Path, tuple[CompileJob, _Attempt]] = {}
 """A compilation that took long, by the file that its headers would be precompiled to."""
 _refused: set[Path] = set()  # files of headers that change the code, or that do not fit this process
@@ -565,7 +572,8 @@ def _symbol(entry: str, found: list[str], template: str) -> str:
 
 
 _WRITES_BETWEEN_TRIMS = 32
-_TRIM_TO = 0.9  # trimming leaves a tenth of the limit free, so that the next write does not trim again
+_TRIM_TO = 0.9
+"""Trimming leaves a tenth of the limit free, so that the next write does not trim again."""
 
 
 @dataclass(frozen=True, slots=True)

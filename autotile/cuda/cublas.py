@@ -52,7 +52,8 @@ _ROUNDING = Path(__file__).with_name("rounding.cu")
 _ROUNDING_THREADS, _ROUNDING_WIDTH = 256, 8
 _MAX_INT32 = 2**31 - 1
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
-_MAX_STREAMS = 64  # streams whose memory is kept; beyond that the oldest is freed when nothing uses it
+_MAX_STREAMS = 64
+"""Streams whose memory is kept; beyond that the oldest is freed when nothing uses it."""
 
 _VECTOR_BYTES = 16
 _byref = ctypes.byref

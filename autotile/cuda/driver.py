@@ -63,7 +63,8 @@ def rejected(error: Any) -> Outcome | None:
     return _REJECTED.get(int(error.status))
 
 
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h
+_RELAXED = 2
+"""``CU_STREAM_CAPTURE_MODE_RELAXED``, cuda.h."""
 
 
 @contextmanager
@@ -191,9 +192,12 @@ def driver_version() -> str:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, cuda.h
-_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cuda.h
-_REQUIRED_CLUSTER_WIDTH = 11  # CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, cuda.h
+_COOPERATIVE = 2
+"""``CU_LAUNCH_ATTRIBUTE_COOPERATIVE``, cuda.h."""
+_CLUSTER_DIMENSION = 4
+"""``CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION``, cuda.h."""
+_REQUIRED_CLUSTER_WIDTH = 11
+"""``CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH``, cuda.h."""
 
 Cluster = tuple[int, int, int]
 
@@ -256,7 +260,8 @@ def declares_cluster(function_pointer: int) -> bool:
     return driver.cuFuncGetAttribute(ctypes.byref(value), _REQUIRED_CLUSTER_WIDTH, function) == 0 and value.value > 0
 
 
-_DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
+_DEVICE_TO_DEVICE = 3
+"""``cudaMemcpyDeviceToDevice``"""
 
 
 ConstantCopy = tuple[str, int, int]

@@ -148,7 +148,8 @@ def _guarded(expression: ArrayExpression, environment: Mapping[str, Any], matmul
         raise InputError(f"{place}: {error}") from None
 
 
-_MAX_KEPT = 6  # number of results that wait for another that agrees; the oldest gives way
+_MAX_KEPT = 6
+"""Number of results that wait for another that agrees; the oldest gives way."""
 
 Outputs = Mapping[str, ReferenceOutput]
 

@@ -28,7 +28,8 @@ from autotile.kernel.arguments import round_up
 from autotile.kernel.launch import LaunchPlan, StepLaunch
 from autotile.kernel.spec import Step
 
-_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, cuda.h
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+"""``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``, cuda.h."""
 
 
 class Function:
@@ -155,7 +156,8 @@ def driver_launch(function_pointer: int, geometry: LaunchGeometry) -> DriverLaun
     return partial(launch, function_pointer, *geometry.grid, *geometry.block, geometry.dynamic_smem_bytes)
 
 
-_MAX_GRAPHS = 256  # graphs that a process has at a time; they take 30 MB of GPU memory
+_MAX_GRAPHS = 256
+"""Graphs that a process has at a time; they take 30 MB of GPU memory."""
 
 
 class LaunchGraph:

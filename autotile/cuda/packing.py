@@ -35,7 +35,8 @@ from autotile.kernel.spec import KernelSpec
 
 _MAP = np.dtype((np.void, TENSOR_MAP_BYTES))
 
-_ALIGNMENT_BYTES = 64  # alignment of a CUtensorMap, cuda.h
+_ALIGNMENT_BYTES = 64
+"""Alignment of a ``CUtensorMap``, cuda.h."""
 
 # Enumerations of cuda.h. Values are copied bit by bit, so the unsigned types also stand for others of their size.
 DATA_TYPES = {
@@ -60,7 +61,8 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by bytes."""
 PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 """``CUtensorMapL2promotion`` by bytes."""
-_NONE = 0  # value of the enumerators ..._NONE of CUtensorMapInterleave and CUtensorMapFloatOOBfill
+_NONE = 0
+"""Value of the enumerators ``..._NONE`` of ``CUtensorMapInterleave`` and ``CUtensorMapFloatOOBfill``."""
 
 
 @lru_cache(maxsize=1024)
@@ -199,7 +201,8 @@ def pack_arguments(
 
 ALIGNMENT_BYTES = 512
 """Multiple that the address of a texture's memory must be, ``textureAlignment`` of all current devices."""
-_MAX_OBJECTS = 1 << 16  # texture objects that are kept; graphs and launches in flight refer to them
+_MAX_OBJECTS = 1 << 16
+"""Texture objects that are kept; graphs and launches in flight refer to them."""
 
 
 def texture_object(texture: Texture, pointer: int) -> Any:

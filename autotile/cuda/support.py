@@ -186,7 +186,8 @@ _ALIGNMENT_BYTES = 512
 _MIN_GUARD_BYTES = 4096
 _MAX_GUARD_BYTES = 1 << 20
 _WORD_BYTES = 4
-_NAN_WORD = 0xFFFF_FFFF  # a NaN in every floating-point type
+_NAN_WORD = 0xFFFF_FFFF
+"""A NaN in every floating-point type."""
 _INTEGER_WORD = 0xA5A5_A5A5
 
 

@@ -32,7 +32,8 @@ def no_work() -> None:
 
 BATCH_BELOW_US = 50.0
 """Kernels shorter than this are timed in batches; the resolution of events is one percent of it."""
-_EVENT_STEP_US = 0.5  # resolution of CUDA events
+_EVENT_STEP_US = 0.5
+"""Resolution of CUDA events."""
 _BATCH_US = 200.0
 _MAX_BATCH_LAUNCHES = 64
 _CHUNK_US = 5000.0
@@ -193,17 +194,20 @@ _TARGET_HALF_WIDTH = 0.005
 _MIN_SAMPLES = 9
 """A distribution-free 95 % interval of the median needs at least six samples; nine give a narrower one."""
 _MAX_SAMPLES = 200
-_QUEUED_SAMPLES = 16  # samples that are queued before the host waits, so that the GPU does not idle
+_QUEUED_SAMPLES = 16
+"""Samples that are queued before the host waits, so that the GPU does not idle."""
 _FILLS, _FILL_BYTES = 64, 1 << 14
 """Fills in a CUDA graph that occupy the GPU for about 75 us; the host takes as long for those of a few bytes."""
-_MAX_FILL_GRAPHS = 32  # such graphs before a sample, 2.4 ms, where the host is that slow
+_MAX_FILL_GRAPHS = 32
+"""Such graphs before a sample, 2.4 ms, where the host is that slow."""
 _MAX_REPEATING_S = 0.1
 """Time of a measurement, or a race, in which samples are taken again where the host was late."""
 _MIN_WARM_UP_S = 0.3
 _MAX_WARM_UP_S = 2.0
 _KEEPS_CLOCK_S = 1.0
 """After a second without work, an H200 runs a kernel at its full clock again from the third launch on."""
-_BRIEF_SPIN = 1_200_000  # iterations of a kernel of about 6 ms at 2 GHz
+_BRIEF_SPIN = 1_200_000
+"""Iterations of a kernel of about 6 ms at 2 GHz."""
 _SETTLED_CHANGE = 0.01
 _LOOKS = (6, 9, 12, 15, 20, 25, 30, 45, 60)
 """Rounds of a race after which the clearly slower candidates leave it, and it may end; the interval of 6 pairs is from
@@ -556,7 +560,8 @@ _COUNTER_RUN_IN_S = 0.15
 """Time before the first reading of the energy counter, whose value may be 100 ms old."""
 _POWER_RUN_IN_S = 1.0
 """Time before the first reading of the power, which from Ampere on is averaged over a second."""
-_MIN_WINDOW_S = 0.2  # minimum averaging time
+_MIN_WINDOW_S = 0.2
+"""Minimum averaging time."""
 _MIN_ENERGY_MJ = 1000.0
 """Minimum energy within the averaging time; the counter's resolution of 1 mJ is 0.1 % of it."""
 _LIMIT_S = 5.0

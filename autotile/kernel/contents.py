@@ -53,7 +53,8 @@ _PAIRED = ("uniform", "normal", "integers")
 MAX_FILE_BYTES = 256 << 30
 """Maximum size of a file, larger than the memory of any GPU."""
 _SEED = 20_240_601
-_CHUNK = 1 << 20  # number of values from one generator, which take a few milliseconds
+_CHUNK = 1 << 20
+"""Number of values from one generator, which take a few milliseconds."""
 
 Fill = Callable[["np.random.Generator", Array], object]
 

@@ -755,7 +755,8 @@ def _result_of(context: Context, function: ArrayFunction, kinds: Sequence[str], 
 
 _CONSTANTS = {"pi": math.pi, "inf": math.inf}
 
-_MAX_ITEMS = 64  # maximum number of arrays in a list, and of indices
+_MAX_ITEMS = 64
+"""Maximum number of arrays in a list, and of indices."""
 
 _ARRAY_LANGUAGE = (
     "use names, numbers, + - * / // % ** @, & | ^ ~ << >>, comparisons, x[i, a:b], x.T, x if c else y and functions"

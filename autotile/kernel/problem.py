@@ -199,7 +199,8 @@ def check_memory(spec: KernelSpec, problem: Problem, device: DeviceProperties) -
 
 _MAX_STEPS = 200_000
 """Maximum number of partial configurations that are examined, which takes about a second."""
-_MAX_THREADS = 1024  # threads of a block on every device since compute capability 2.0
+_MAX_THREADS = 1024
+"""Threads of a block on every device since compute capability 2.0."""
 
 
 def derived_default(

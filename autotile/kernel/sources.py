@@ -122,7 +122,8 @@ _NAME = r"([A-Za-z_]\w*)\s*\Z"
 _ATTRIBUTE = (
     r"\b(?:__launch_bounds__|__cluster_dims__|__block_size__|__maxnreg__|__attribute__|__declspec|alignas)\s*\("
 )
-_MAX_DECLARATION = 20_000  # characters of one declaration that are read
+_MAX_DECLARATION = 20_000
+"""Characters of one declaration that are read."""
 _OPEN = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
@@ -632,7 +633,8 @@ class OwnSources:
                 self._waiting.append((path, name, _text(content)))
 
 
-_RECENT_NS = 2_000_000_000  # resolution of the times of changes on the coarsest file systems
+_RECENT_NS = 2_000_000_000
+"""Resolution of the times of changes on the coarsest file systems."""
 
 
 def _version(path: Path) -> tuple[int, int, int]:

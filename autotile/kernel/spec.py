@@ -97,7 +97,8 @@ _FILE_NAME = r"(?a)\w[\w.-]*"
 _CPP_LITERAL = r"(['\"])(\\.|(?!\1)[^\\])*\1"
 _PLACEHOLDER = r"\{([^{}]*)\}"
 _MAX_TEXT = 1000
-_MISSPELLED = 0.9  # similarity above which an unknown option is taken for a known one that is misspelled
+_MISSPELLED = 0.9
+"""Similarity above which an unknown option is taken for a known one that is misspelled."""
 
 
 class Build(msgspec.Struct, frozen=True):

@@ -43,7 +43,8 @@ MAX_GRID = 2**20
 _ONE_CODE: Codes = np.zeros(1, np.uint8)
 """Codes of a parameter with a single value, to be broadcast."""
 
-_CHUNK = 2**20  # combinations examined at a time, which bounds the memory of those that are discarded
+_CHUNK = 2**20
+"""Combinations examined at a time, which bounds the memory of those that are discarded."""
 
 
 class SpaceStage(msgspec.Struct, frozen=True):

@@ -47,7 +47,8 @@ UNLIMITED = 2**31 - 1
 CLIP = 2**20
 """Above every limit of a block; factors are clipped to it so that their products fit in 64 bits."""
 
-_CLIP_BYTES = 2**40  # above every limit of shared memory
+_CLIP_BYTES = 2**40
+"""Above every limit of shared memory."""
 
 
 @lru_cache(maxsize=4096)

@@ -38,8 +38,10 @@ CONFIDENT_FACTOR = 2.0
 """Factor between two estimates from which the order of the times is taken for certain. Over kernels whose file states
 the operations and the registers, none of 1,276 recorded configurations was slower than the one of the least estimate
 where its own was twice as long, nor any of 130 defaults at sizes of their own; at 1.5 times, 0.4 % were."""
-_LARGE_SIZE = 2**20  # size at which a grid shows its tile; larger than any tile
-_UNLIMITED_SMS = 2**40  # number of SMs at which no persistent kernel limits its grid
+_LARGE_SIZE = 2**20
+"""Size at which a grid shows its tile; larger than any tile."""
+_UNLIMITED_SMS = 2**40
+"""Number of SMs at which no persistent kernel limits its grid."""
 _MIN_ITEMS = 0.5
 """Outputs per thread below which a kernel reduces its input, and a thread's work is counted in input elements."""
 
@@ -66,8 +68,10 @@ declared, the first are partly in it, and some are added."""
 _TENSOR_RATE = {1: 16.0, 2: 8.0}
 """Operations per fp32 operation of the CUDA cores, by the bytes of an element: types of two bytes and fewer use tensor
 cores, at half of their peak."""
-_MAX_SMEM_BYTES = 2.0**40  # above every limit of shared memory
-_LAUNCH_US = 2.0  # time of an empty launch in microseconds
+_MAX_SMEM_BYTES = 2.0**40
+"""Above every limit of shared memory."""
+_LAUNCH_US = 2.0
+"""Time of an empty launch in microseconds."""
 _SMOOTH = 2.0
 _SMOOTH_BYTES = 3.0
 """Exponents of the sums that stand for the larger of two times which overlap."""
