@@ -275,10 +275,7 @@ def described(kernel: Any) -> Row:
         return found | {"grid": None, "waves": None}
     geometry, occupancy = kernel.geometry, kernel.occupancy
     resident = kernel.device.sm_count * occupancy.blocks_per_sm if occupancy else 0
-    return found | {
-        "grid": list(geometry.grid),
-        "waves": round(geometry.blocks / resident, 3) if resident else None,
-    }
+    return found | {"grid": list(geometry.grid), "waves": round(geometry.blocks / resident, 3) if resident else None}
 
 
 def is_library(kernel: Any) -> bool:

@@ -106,10 +106,7 @@ class Products:
             return {"torch": self._follow(lambda: torch.mm(left, right, out=out))}
         out = torch.as_tensor(c, device="cuda")
         a, b = a.T if sizes["TRANS_A"] else a, b.T if sizes["TRANS_B"] else b
-        return {
-            "torch": self._follow(lambda: torch.mm(left, right, out=out)),
-            "cupy": lambda: cupy.matmul(a, b, out=c),
-        }
+        return {"torch": self._follow(lambda: torch.mm(left, right, out=out)), "cupy": lambda: cupy.matmul(a, b, out=c)}
 
     def exact(self, sizes: Sizes, positions: Any) -> Any:
         """Return elements of the product, computed in float64."""

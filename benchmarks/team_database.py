@@ -210,10 +210,7 @@ def write(database: Database, keys: list[TuningKey], repeats: int) -> dict[str, 
         }
     start = time.perf_counter()
     pruned = clean_database(database, keys[-1].kernel, before=datetime.now(UTC))
-    return found | {
-        "prune_s": round(time.perf_counter() - start, 3),
-        "pruned": sum(one.deleted for one in pruned),
-    }
+    return found | {"prune_s": round(time.perf_counter() - start, 3), "pruned": sum(one.deleted for one in pruned)}
 
 
 def bytes_stored(database: Database) -> int:

@@ -52,10 +52,7 @@ def main() -> None:
             save(arguments.output, {"sizes": sizes, "rounds": rounds})
     duel = time_winners(rounds, sizes)
     show(rounds, duel)
-    save(
-        arguments.output,
-        {"sizes": sizes, "times_faster": times_faster(rounds), "rounds": rounds, "winners": duel},
-    )
+    save(arguments.output, {"sizes": sizes, "times_faster": times_faster(rounds), "rounds": rounds, "winners": duel})
 
 
 def save(path: Path | None, results: dict[str, Any]) -> None:

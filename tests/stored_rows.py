@@ -16,14 +16,7 @@ from autotile.core.model import Outcome, Problem, Resources, Trial, config_key
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
-from autotile.database.learned import (
-    FamilyState,
-    miss_costs,
-    save_ceilings,
-    save_family_state,
-    save_model,
-    save_rule,
-)
+from autotile.database.learned import FamilyState, miss_costs, save_ceilings, save_family_state, save_model, save_rule
 from autotile.errors import InputError
 from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
 from autotile.kernel.library import load_kernel

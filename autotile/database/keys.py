@@ -222,8 +222,4 @@ def study_document(key: TuningKey) -> dict[str, Any]:
 
 def versioned_document(key: TuningKey) -> dict[str, Any]:
     """Return the key of a study as JSON values, with the versions of compiler and template."""
-    return {
-        **study_document(key),
-        "device": key.gpu_name,
-        **attributes(key, "nvrtc_version", "template_hash"),
-    }
+    return {**study_document(key), "device": key.gpu_name, **attributes(key, "nvrtc_version", "template_hash")}

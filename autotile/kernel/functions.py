@@ -916,9 +916,7 @@ ARRAY_FUNCTIONS: Mapping[str, ArrayFunction] = {
     "dot": ArrayFunction("a b", product, calls("matmul", numeric)),
     "outer": ArrayFunction("a b", lambda a, b: (math.prod(a), math.prod(b)), calls("outer", numeric)),
     "diagonal": ArrayFunction(
-        "x",
-        lambda shape: (*_plane("diagonal", shape)[:-2], min(shape[-2:])),
-        lambda xp, x: xp.diagonal(x, 0, -2, -1),
+        "x", lambda shape: (*_plane("diagonal", shape)[:-2], min(shape[-2:])), lambda xp, x: xp.diagonal(x, 0, -2, -1)
     ),
     "tril": ArrayFunction("x k=0", partial(_plane, "triangle"), calls("tril")),
     "triu": ArrayFunction("x k=0", partial(_plane, "triangle"), calls("triu")),

@@ -869,12 +869,7 @@ def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, s
 
 
 def parse_objective(
-    text: str,
-    metrics: Mapping[str, ArrayExpression],
-    kinds: Mapping[str, Kind],
-    location: Location,
-    *,
-    maximize: bool,
+    text: str, metrics: Mapping[str, ArrayExpression], kinds: Mapping[str, Kind], location: Location, *, maximize: bool
 ) -> Objective:
     """Parse an objective. A `SpecError` is raised if it uses no measured value, neither itself nor by a metric."""
     objective = Objective(parse_score(text, metrics, kinds, location), maximize)

@@ -15,15 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotile.core.dtypes import (
-    DTYPES,
-    canonical_dtype,
-    dtype_name,
-    load_npy,
-    map_npy,
-    output_tolerance,
-    parse_npy,
-)
+from autotile.core.dtypes import DTYPES, canonical_dtype, dtype_name, load_npy, map_npy, output_tolerance, parse_npy
 from autotile.errors import AutotileError, DataError, InputError
 from autotile.exchange.recording import list_recordings, read_recording
 from autotile.kernel.contents import InputFile

@@ -449,8 +449,7 @@ class TestWorkingDirectory:
 
 class TestKindsOfValues:
     @pytest.mark.parametrize(
-        "size",
-        [4096.0, 4096 + 0j, *(kind(4096) for kind in (int, np.int32, np.float32, np.array, Decimal, Fraction))],
+        "size", [4096.0, 4096 + 0j, *(kind(4096) for kind in (int, np.int32, np.float32, np.array, Decimal, Fraction))]
     )
     def test_whole_numbers_of_every_kind_are_one_size(self, store, size):
         default_dispatcher.clear()
