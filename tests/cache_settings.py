@@ -15,5 +15,4 @@ extern "C" __global__ void fill(unsigned* x) { x[0] = Tree<DEPTH, 1>::leaves; }
 
 
 def cache_settings(folder: Path, limit_bytes: int = 10**8) -> Settings:
-    """Return settings whose cubin cache is a folder."""
     return Settings("", folder, limit_bytes, (), ())

@@ -215,7 +215,6 @@ def hopper():
 
 @pytest.fixture
 def only_kernel(tmp_path, monkeypatch):
-    """Leave one kernel in the operation ``matmul``."""
 
     def leave(name: str) -> None:
         head, *members = (data_folder("operations") / "matmul.toml").read_text().split("\n[kernels.")

@@ -94,7 +94,6 @@ def end_run(database: Database, run_id: int, summary: Mapping[str, Any] | None =
 
 
 def change(database: Database, *statements: str | Executable) -> None:
-    """Run statements in one transaction."""
     with database.writing() as connection:
         for statement in statements:
             connection.execute(text(statement) if isinstance(statement, str) else statement)
@@ -167,7 +166,6 @@ class Book:
 def store_winner(
     key: TuningKey, config: Config, time_us: float, device: DeviceProperties, location: str | Path | None = None
 ) -> None:
-    """Store a configuration as the winner of a session of one trial."""
     with Database.open(location or read_settings().database) as database:
         database.add_run(key, [timed(config, time_us)], sampler="random", device=device, phase="final", is_ranked=True)
 
@@ -183,7 +181,6 @@ def store_default(
 
 
 def add_trials(database: Database, study_id: int, run_id: int, trials: Iterable[Trial]) -> None:
-    """Commit trials of a search in one transaction."""
     position = {"study_id": study_id, "run_id": run_id, "phase": "search", "rank": None, "created_at": now_text()}
     with database.writing() as connection:
         insert_trials(connection, [position | trial_row(trial) for trial in trials])

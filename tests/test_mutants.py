@@ -42,7 +42,6 @@ def file(tmp_path):
 
 
 def changes(file: Path) -> list[mutants.Mutant]:
-    """Every change of a file."""
     made = [mutants.mutant_of(file, SOURCE, *change) for place in mutants.places(SOURCE).values() for change in place]
     return [one for one in made if one is not None]
 

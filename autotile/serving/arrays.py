@@ -289,7 +289,6 @@ def on_handle(pointer: int) -> AbstractContextManager[Any]:
 
 
 def _pointer(stream: Any) -> int:
-    """Return the handle of a stream."""
     for attribute in ("ptr", "cuda_stream"):  # CuPy's and PyTorch's
         found = getattr(stream, attribute, None)
         if isinstance(found, int):

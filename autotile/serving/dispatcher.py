@@ -685,7 +685,6 @@ def state_of(l2: str | None, deployment: str | None) -> L2Mode | None:
 
 
 def _check_types(hint: Any, **values: object) -> None:
-    """Raise `InputError` for arguments of another type."""
     if not all(type(value) is hint for value in values.values()):
         from autotile.core.argument_types import check_value
 
@@ -699,7 +698,6 @@ def _check_numerics(numerics: object) -> None:
 
 
 def _bundle_path(bundle: str | Path | None) -> str | None:
-    """Return the absolute path of a bundle; None if none is given."""
     return str(absolute_path(bundle, "a bundle")) if bundle else None
 
 

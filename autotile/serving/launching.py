@@ -533,7 +533,6 @@ class ArrayLauncher:
         return checked
 
     def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        """Launch on CuPy's current stream."""
         raise NotImplementedError
 
 

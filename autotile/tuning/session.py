@@ -70,7 +70,7 @@ from autotile.tuning.progress_state import (
 )
 from autotile.tuning.result import WORK, Recorded, TuneResult, measure_drift, pareto_front
 from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_groups, session_objective
-from autotile.workers.child import WorkerPool, ready_workers
+from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
 from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
@@ -163,6 +163,10 @@ def record(
         return Recorded(path, header, len(trials), result.seconds)
 
 
+_MAX_READY = 16
+"""Compile workers that are started ahead at most: a container may have fewer cores than it sees."""
+
+
 @contextmanager
 def open_session(
     kernel: Kernel,
@@ -195,13 +199,15 @@ def open_session(
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
         timeline = Timeline(is_recording=options.trace is not None)
         workers = worker_count(options.workers)
-        # those that share workers may open at the same time, and would start as many each
+        # Two cores are the session's and the GPU worker's meanwhile. Sessions that share workers may open at the same
+        # time, and would start as many each.
         starts = worker_pool is None and options.replay is None and not options.scheduler
+        ready = max(1, min(_MAX_READY, workers - 2, options.trial_target or workers)) if starts else 0
         compile_pool = CompilePool(
             settings,
             workers,
             options.compile_deadline_s,
-            ready=starts * min(options.trial_target or workers, ready_workers(workers)),
+            ready=ready,
             worker_pool=worker_pool,
             timeline=timeline,
             farm=backend.farm,

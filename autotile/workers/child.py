@@ -551,15 +551,8 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self.close()
 
 
-_MAX_READY = 16
-"""Compile workers that are started ahead at most: a container may have fewer cores than it sees."""
 EARLY = WorkerPool()
 """Children that were started before a session asks for them."""
-
-
-def ready_workers(workers: int) -> int:
-    """Return how many compile workers to start ahead: two cores are the session's and the GPU worker's meanwhile."""
-    return max(1, min(_MAX_READY, workers - 2))
 
 
 def start_early(module: str, place: str = "") -> None:

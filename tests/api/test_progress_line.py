@@ -23,8 +23,6 @@ PROGRESS = replace(SEARCHING, problem=PROBLEM, notices=("launches are replayed",
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -65,8 +65,6 @@ class TestProgress:
 
 @dataclass
 class Counted:
-    """State of something that is done one by one."""
-
     done: int
     planned: int = 100
     failed: int = 0

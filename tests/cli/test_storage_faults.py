@@ -51,7 +51,6 @@ def stored(location: Path | str) -> int:
 
 
 def refusing(number: int) -> Callable[..., None]:
-    """Return a function of the system that fails."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))

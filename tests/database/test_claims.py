@@ -37,7 +37,6 @@ def record_of(location: str, key: TuningKey, device: DeviceProperties, *, shares
 
 @pytest.fixture
 def session(location, fresh_key, device):
-    """Return a function that starts a session on the study."""
     opened: list[RunRecord] = []
 
     def start() -> RunRecord:

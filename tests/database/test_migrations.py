@@ -42,7 +42,6 @@ def upgrade() -> None:
 
 
 def _indexes(found: Inspector, table: str) -> list[dict[str, Any]]:
-    """Return the indexes of a table, their conditions as text."""
     return [
         {**one, "dialect_options": {name: str(value) for name, value in one["dialect_options"].items()}}
         for one in found.get_indexes(table)

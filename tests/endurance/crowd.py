@@ -149,7 +149,6 @@ def _commands(role: str, folder: Path, number: int, problems: Sequence[tuple[str
 
 
 def main() -> None:
-    """Run one process of the crowd."""
     folder, role, number, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     problems = [SMALL, *([LARGE] if sys.argv[5] == "large" else [])]
     mark = open_marks(str(folder / f"{number}.marks"))

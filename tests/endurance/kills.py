@@ -154,7 +154,6 @@ class Bench:
         )
 
     def _run(self, location: Path) -> float:
-        """Run a session to its end, and return the time of its end."""
         process = self._start(location)
         assert process.wait(_TIMEOUT_S) == 0, _log_of(location).read_text()
         return time.monotonic()

@@ -64,7 +64,6 @@ def mark_progress(mark: Mark) -> None:
 
 
 def main() -> None:
-    """Run one command with marks."""
     mark = open_marks(sys.argv.pop(1))
     mark("stage", "import")
     mark_progress(mark)

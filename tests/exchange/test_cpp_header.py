@@ -178,7 +178,6 @@ def chosen_in_cpp(program: Path, device: DeviceProperties, asked: Sequence[dict[
 
 
 def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: int) -> list[Winner]:
-    """Return winners with random valid configurations."""
     kernel = load_kernel("sgemm_2d")
     chosen = random.Random(seed)
     found = []

@@ -95,7 +95,6 @@ def learned_from(measured: TrainingData) -> LearnedRule:
 
 @cache
 def _selected(words: tuple[str, ...], points: int) -> tuple[Family, list[dict[str, int]], list[dict[str, int]]]:
-    """Return a family, points of it, and further members."""
     family = parse_family(SPEC, words)
     return family, select_points(family, points), sample_members(family)[::8]
 

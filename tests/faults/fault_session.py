@@ -32,7 +32,6 @@ class FaultSession:
     seconds: float
 
     def trial_of(self, fault: str) -> Trial | None:
-        """Return the trial of a faulty configuration."""
         return next((trial for trial in self.trials if trial.config["FAULT"] == fault), None)
 
     def damage(self) -> list[str]:

@@ -156,7 +156,6 @@ def kit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def findings(kit, tmp_path_factory):
-    """Findings of each tool for each fault."""
     candidates = [kit.candidate(fault) for fault in SANITIZED]
     with pytest.MonkeyPatch.context() as patch, no_traces(tmp_path_factory.mktemp("temporary"), patch):
         rows = kit.sanitizer(DEADLINE_S).check_all(candidates)

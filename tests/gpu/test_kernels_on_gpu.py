@@ -314,7 +314,6 @@ def split_toml(tmp_path):
 
 
 def with_default(toml: Path, **values: object) -> Path:
-    """Change the default configuration of a kernel."""
     head, _, tail = toml.read_text().partition("[default]\n")
     body, _, rest = tail.partition("\n[")
     lines = dict(line.split(" = ") for line in body.splitlines() if line) | {k: str(v) for k, v in values.items()}

@@ -274,7 +274,6 @@ GpuArray.__module__ = "cupy.stand_in"
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """The arguments as arrays of a GPU."""
     stand_in = SimpleNamespace(
         asarray=np.asarray, cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None))
     )

@@ -14,8 +14,6 @@ from autotile.report.live import LiveServer
 
 
 class Watching(OpenPage):
-    """The page of a server."""
-
     def __init__(self, browser: Any, server: LiveServer) -> None:
         self.server = server
         super().__init__(browser, server.url, width=1500)

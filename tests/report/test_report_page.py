@@ -297,7 +297,6 @@ def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path):
 
 @pytest.fixture(scope="module")
 def text(several):
-    """Page of the operation in the database of several."""
     found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
     (operation,) = found.operations
     assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]

@@ -98,7 +98,6 @@ def test_expected_losses_follow_what_was_found_here():
 
 
 def times_with(source: Source, seed: int, trials: int) -> list[float]:
-    """Return the times that an Optuna study finds with a source."""
     sampler = FeasibleGPSampler(SPACE, seed, sources=[source])
     return [trial.value for trial in study_of(sampler, trials, time_us).trials]
 

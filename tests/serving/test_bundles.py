@@ -65,7 +65,6 @@ Change = Callable[[dict[str, bytes]], object]
 
 
 def rewrite(path: Path, change: Change) -> None:
-    """Rewrite the archive with changed members."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)

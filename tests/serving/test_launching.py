@@ -559,7 +559,6 @@ EMPTY = Workspace("empty", "float32", (0, 4), zeroed=False)
 
 @pytest.fixture
 def streams(monkeypatch):
-    """The streams that workspaces make with CuPy."""
     made, addresses = list[Stream](), count(256, 256)
 
     def stream(*, non_blocking: bool) -> Stream:

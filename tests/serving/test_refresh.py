@@ -435,7 +435,6 @@ def call(kernel: BoundKernel, times: int = 1) -> None:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is set by the test."""
     clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(refreshing, "time", clock)
     return clock
@@ -443,7 +442,6 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def slow_writes(clock, monkeypatch):
-    """Writes that take a second."""
     write = refreshing._write
 
     def slowly(*arguments: Any) -> bool:

@@ -21,8 +21,6 @@ Sizes = dict[str, int]
 
 
 class TemplateOnDevice:
-    """One template."""
-
     def __init__(self, kernel: Kernel, device: DeviceProperties, support: SupportKernels) -> None:
         self._kernel, self._device, self._support = kernel, device, support
 

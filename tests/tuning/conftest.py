@@ -44,7 +44,6 @@ class Bench:
 
     @property
     def settings(self) -> Settings:
-        """Settings of replay from the recordings."""
         return dataclasses.replace(read_settings(), recording_folders=(self.folder,))
 
     def problem(self, n: int = SIZE) -> Problem:

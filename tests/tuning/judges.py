@@ -57,8 +57,6 @@ def ending_at(
 
 
 class FakeGpu(ReplayBackend):
-    """A recording that acts as a GPU."""
-
     source = "cuda"
     measures_energy = False
 

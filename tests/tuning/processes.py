@@ -22,7 +22,6 @@ PATIENCE_S = 120.0
 
 
 def count_configs(trials: list[Trial]) -> Counter[str]:
-    """Return the number of trials of each configuration."""
     return Counter(config_key(trial.config) for trial in trials)
 
 

@@ -99,7 +99,6 @@ def test_a_scheduler_as_on_the_pages_is_open_to_nobody(tmp_path, tls, recipe):
 
 
 def connected(address: str) -> Connection:
-    """Return a connection to a scheduler that is being started."""
     for _ in range(3):
         try:
             return Connection(address, insecure=False)

@@ -138,7 +138,6 @@ def begun(call: Callable[..., Any], pool: Pool, count: int, *arguments: Any) -> 
 
 
 def ahead(pipeline: Pipeline, pool: Pool, proposals: InOrder, room: int | None = None) -> InOrder:
-    """Compile proposals ahead, to the end."""
     pipeline.compile_ahead(proposals, room)
     pool.finish()
     return proposals

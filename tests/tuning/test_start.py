@@ -146,7 +146,6 @@ METRICS = '[metrics]\nrate = "4 * n / time_us"\nshare = "rate / 1000"\n[argument
 
 @pytest.fixture
 def scored(rewrite):
-    """The tiny kernel with metrics."""
     return rewrite({"[arguments]": METRICS})
 
 

@@ -63,7 +63,6 @@ def served(bench: Any, n: int = SIZE) -> tuple[str, Config]:
 
 
 def wrong_if(faulty: Config) -> Callable[[Config], Trial]:
-    """Return a judge that finds one configuration wrong."""
     return failing_if(lambda config: config == faulty, Outcome.WRONG_RESULT, "y[7] is 1, expected 2")
 
 
