@@ -6,7 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,21 +28,24 @@ if TYPE_CHECKING:
     from autotile.search.transfer import MisleadingSource
 
 
+_quiet_lock = RLock()
+
+
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Suppress Optuna's log messages below errors, and two warnings.
+    """Suppress Optuna's log messages below errors, and two warnings; one thread at a time, as both are of the process.
 
     They say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures by their values.
     """
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            warnings.filterwarnings("ignore", "Constraints have been set", UserWarning)
+    with _quiet_lock, warnings.catch_warnings():
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Constraints have been set", UserWarning)
+        try:
             yield
-    finally:
-        optuna.logging.set_verbosity(before)
+        finally:
+            optuna.logging.set_verbosity(before)
 
 
 def distributions_of(parameters: Iterable[Parameter]) -> dict[str, CategoricalDistribution]:

@@ -171,7 +171,6 @@ def test_a_machine_offers_what_it_has(monkeypatch):
 
 @pytest.fixture
 def patience(monkeypatch, dask):
-    """Let nobody wait long for a scheduler."""
     from autotile.tuning.cluster import connection
     from autotile.tuning.cluster import worker as cluster_worker
 

@@ -394,7 +394,6 @@ FLAGS = {"BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
 
 @pytest.fixture
 def tune_matmul(run, only_kernel):
-    """Tune a product of which one kernel is recorded."""
     only_kernel("matmul_tiled")
     sizes = [f"{name}={value}" for name, value in PRODUCT.items()]
     return lambda *words: run("tune", "matmul", *sizes, "--replay", "--trials", "3", "--finals", "2", *words)

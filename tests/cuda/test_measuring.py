@@ -443,7 +443,6 @@ def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatc
 
 
 def offer(waiting: Any, launch: object, value: Any) -> Any:
-    """Offer a plain number as the outputs of a launch."""
     return agreed_outputs(waiting, launch, lambda other: other == value, lambda: value)
 
 

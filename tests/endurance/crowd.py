@@ -57,7 +57,6 @@ class Crowd:
 
     @property
     def faults(self) -> list[str]:
-        """All faults; empty if the run succeeded."""
         found = [*self.errors, *self.damage]
         found += [f"{self.lost} trials lost"] if self.lost else []
         return found + ([f"{self.lost_imports} imports lost"] if self.lost_imports else [])

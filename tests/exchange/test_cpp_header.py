@@ -95,7 +95,6 @@ def compile_program(source: str, folder: Path, option: str = "-Wl,--unresolved-s
 
 
 def run(program: Path, *arguments: str, given: str = "") -> list[str]:
-    """Run a program, and return the lines of its output."""
     done = subprocess.run([str(program), *arguments], input=given, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 

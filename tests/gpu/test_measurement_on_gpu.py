@@ -89,7 +89,6 @@ def test_a_gpu_is_measured_and_listed(tmp_path):
 
 
 def _check_order(measured: DeviceCeilings) -> None:
-    """Rates are positive and in the order that the hardware has."""
     value = {one.name: one.value for one in measured.ceilings}
     assert value["l2_read"] > value["dram_read"]
     assert value["fma_float32"] >= 0.99 * value["fma_float64"]

@@ -172,8 +172,6 @@ def test_what_is_unchecked_needs_no_expression_and_nothing_may_be_checked():
 
 
 class TestComparison:
-    """Comparison of outputs by a Python function."""
-
     @staticmethod
     def fails(expected: Any, got: Any) -> bool:
         raise ValueError("no")

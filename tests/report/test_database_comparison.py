@@ -50,8 +50,6 @@ def fast(time_us: float, seed: int, count: int = 30, **telemetry: float) -> Tria
 
 
 class Book:
-    """A database of sessions that never ran."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

@@ -415,7 +415,6 @@ def user(serving: LiveServer) -> http.client.HTTPConnection:
 
 
 def get(connection: http.client.HTTPConnection, serving: LiveServer, name: str = "state") -> tuple[int, int]:
-    """Return status and length of an answer."""
     connection.request("GET", f"/{serving.url.split('/')[3]}/{name}")
     answer = connection.getresponse()
     return answer.status, len(answer.read())

@@ -1,5 +1,6 @@
 """Searches: proposals, resuming, gains, objectives, studies of Optuna, and the choice among compiled candidates."""
 
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -467,3 +468,26 @@ def test_features_are_of_one_scale_and_need_a_compiler():
     assert features.min() >= 0
     assert features.max() <= 1
     assert features_of(replace(compiled_trial({}), resources=None), sm_count=132) is None
+
+
+def test_one_thread_at_a_time_sets_how_loud_optuna_is():
+    """The level and the filters are of the process: one that ends would restore them for all."""
+    loud, entered = optuna.logging.get_verbosity(), threading.Event()
+    levels: list[int] = []
+
+    def quietly() -> None:
+        with quiet_optuna():
+            entered.set()
+            outside.join()
+            levels.append(optuna.logging.get_verbosity())
+
+    def first() -> None:
+        with quiet_optuna():
+            inside.start()
+            entered.wait(0.05)  # which the other thread can reach only where both may be quiet at a time
+
+    inside, outside = threading.Thread(target=quietly), threading.Thread(target=first)
+    outside.start()
+    outside.join()
+    inside.join()
+    assert (levels, optuna.logging.get_verbosity()) == ([optuna.logging.ERROR], loud)

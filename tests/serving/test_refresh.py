@@ -48,7 +48,6 @@ def poll() -> int:
 
 
 def counted() -> dict[int, int]:
-    """Return the counts that were written, by size."""
     return {n: count for n, *_, count in written_misses()}
 
 

@@ -95,7 +95,6 @@ def running_cluster(
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes below one, of Dask and of multiprocessing."""
     found = Path(f"/proc/{pid}/task").glob("*/children")
     direct = [int(word) for file in found for word in file.read_text().split()]
     return [*direct, *(below for one in direct for below in children(one))]

@@ -215,7 +215,6 @@ class TestWithNothingToMeasure:
 
 @pytest.fixture
 def measure(bench, monkeypatch):
-    """Record as on a GPU."""
     backend = FakeGpu(bench.record(), bench.device)
     monkeypatch.setattr(session, "choose_backend", lambda *_, **__: backend)
 

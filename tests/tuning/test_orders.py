@@ -39,7 +39,6 @@ def judged(config: Config) -> Trial:
 
 @pytest.fixture
 def pinned(request):
-    """Compare an order with the pinned one, or pin it."""
 
     def check(name, rows):
         orders = json.loads(FILE.read_text()) if FILE.is_file() else {}

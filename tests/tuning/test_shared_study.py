@@ -66,7 +66,6 @@ def assert_each_once(bench: Any) -> None:
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Let each candidate take 50 ms."""
     replay = partial(ReplayBackend, seconds=0.05)
     monkeypatch.setattr(import_module("autotile.tuning.backend"), "ReplayBackend", replay)
 

@@ -152,7 +152,6 @@ KNOWN: set[int] = set()
 
 
 def write_to_parent(content: bytes) -> None:
-    """Write to the pipes that were opened for the child."""
     for descriptor in set(range(3, 64)) - KNOWN:
         with suppress(OSError):
             if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
