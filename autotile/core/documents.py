@@ -192,9 +192,9 @@ def _finite(value: Any) -> Any:
 def _data_error(error: Exception) -> DataError:
     if isinstance(error, RecursionError):
         return DataError("nested too deeply")
-    if isinstance(error, UnicodeError):
-        return DataError("it is not UTF-8 text")
     message = str(error)
+    if isinstance(error, UnicodeError) or message.startswith("Invalid UTF-8"):  # of msgspec before 0.23, and since
+        return DataError("it is not UTF-8 text")
     place = re.search(_PLACE, message)
     fault = (message[: place.start()] if place else message).replace("`", "")[:_SHOWN_CHARACTERS]
     fault = fault.replace("got ellipsis", "got something that is not JSON")
