@@ -422,7 +422,6 @@ class Pins:
             self._refresher.poll()
         text = broadcast(write_choices(self.served_choices()).encode() if is_first else b"")
         failure: AutotileError | None = None
-        checked: list[Exchange] = []
         cure = "call sync_choices again, with the same kernels in all ranks, when rank 0 has asked for what they use"
         try:
             pin = Pin("rank 0", parse_choices(text, "what rank 0 sent"), strict=strict, cure=cure)
