@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _quiet_lock = RLock()
+os.register_at_fork(before=_quiet_lock.acquire, after_in_parent=_quiet_lock.release, after_in_child=_quiet_lock.release)
 
 
 @contextmanager
