@@ -90,7 +90,7 @@ allows_tf32 = torch_library(torch).allows_tf32
 _hooks_of_saved = _asked("_autograd._top_saved_tensors_default_hooks")
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_autocast, _forward_mode = torch.is_autocast_enabled, torch.autograd.forward_ad
-_torch_linear, _torch_matmul, _float32 = torch.nn.functional.linear, torch.matmul, torch.float32
+_torch_linear, _torch_matmul = torch.nn.functional.linear, torch.matmul
 
 
 def _is_eager(a: Tensor, b: Tensor) -> bool:
@@ -128,11 +128,11 @@ _UNSERVED = SimpleNamespace(choice=None, is_library=True, count_call=lambda: Non
 """Stands for what is served where no kernel computes a product."""
 
 
-def _torch_product(x: tuple[int, ...], y: tuple[int, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return PyTorch's function for factors of these shapes; `matmul` takes 4 us more of the host for stacks."""
-    if len(x) == len(y) == 2:
-        return torch.mm  # type: ignore[no-any-return]
-    return torch.bmm if len(x) == len(y) == 3 and x[0] == y[0] else _torch_matmul  # type: ignore[no-any-return]
+def _torch_product(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return PyTorch's function for two factors; `matmul`, which takes any, takes 4 us more of the host for stacks."""
+    if _is_stacked(a, b):
+        return _torch_matmul  # type: ignore[no-any-return]
+    return torch.mm if a.dim() == 2 else torch.bmm  # type: ignore[no-any-return]
 
 
 def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor]) -> None:
@@ -149,7 +149,7 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     options = _OPTIONS[emulate]
     known = _products.find(a, b, options)
     if (known is None or known.kernel.is_library) and _is_plain(a):
-        key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a.shape, b.shape)
+        key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
             known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
             if known is None:
@@ -209,7 +209,7 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         by_torch = _decision(key, lambda: _product_of(a, b, emulate), lambda kernel: kernel.is_library)
         if by_torch and _is_plain(a):
-            return _torch_product(a.shape, b.shape)(a, b)
+            return _torch_product(a, b)(a, b)
         if _is_stacked(a, b):
             return _of_stacks(a, b, emulate)
         recorded: Tensor = _Differentiable.apply(a, b, emulate)
@@ -217,10 +217,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     left = _notes.get(key)
     if left is not None and left[0].choice is left[1] and _is_plain(a):
         left[0].count_call()
-        result = left[2](a, b)
-    else:
-        result = _launched(a, b, emulate)
-    return result
+        return left[2](a, b)
+    return _launched(a, b, emulate)
 
 
 def _is_stacked(a: Tensor, b: Tensor) -> bool:
@@ -246,7 +244,7 @@ def _of_stacks(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
 
 def _is_plain(a: Tensor) -> bool:
     """Whether PyTorch's own product is in the dtype of a tensor, and not rounded to TF32."""
-    return not (_is_autocast() or (a.dtype is _float32 and allows_tf32()))
+    return not (_is_autocast() or (a.dtype is torch.float32 and allows_tf32()))
 
 
 def _product_of(a: Tensor, b: Tensor, emulate: bool) -> dict[str, Any] | None:
