@@ -201,13 +201,12 @@ def open_session(
         workers = worker_count(options.workers)
         # Two cores are the session's and the GPU worker's meanwhile. Sessions that share workers may open at the same
         # time, and would start as many each.
-        starts = worker_pool is None and options.replay is None and not options.scheduler
-        ready = max(1, min(_MAX_READY, workers - 2, options.trial_target or workers)) if starts else 0
+        is_alone = worker_pool is None and options.replay is None and not options.scheduler
         compile_pool = CompilePool(
             settings,
             workers,
             options.compile_deadline_s,
-            ready=ready,
+            ready=is_alone * max(1, min(_MAX_READY, workers - 2, options.trial_target or workers)),
             worker_pool=worker_pool,
             timeline=timeline,
             farm=backend.farm,
