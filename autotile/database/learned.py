@@ -17,8 +17,8 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, convert, json_hash
-from autotile.core.model import Outcome, Problem, config_key
-from autotile.database.database import Database, row_of
+from autotile.core.model import Config, Outcome, Problem, config_key
+from autotile.database.database import Database, StoredBest, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, version_of
 from autotile.database.winners import Row, StoredMiss, StoredRuleDocument
@@ -177,53 +177,34 @@ def read_ceilings(database: Database, gpu_name: str | None = None) -> list[Devic
     return database.rows(CEILINGS, stored_ceilings, *newest, gpu_name=gpu_name)
 
 
-@dataclass(frozen=True, slots=True)
-class MissCost:
-    """Cost of one missed call."""
-
-    call_us: float
-    lost_us: float
-    """Part of the call's time that the best configuration would have saved."""
-    measured: bool
-    """Whether both times were measured at this problem rather than estimated from others."""
-
-
-@dataclass(frozen=True, slots=True)
-class StudyTimes:
-    """Standing time of each successful configuration of a problem, by `config_key`; ``best`` is the winner's."""
-
-    key: TuningKey
-    best: str
-    times_us: Mapping[str, float]
-
-    def loss(self, config: str) -> float | None:
-        """Return the time of a configuration over the winner's, minus 1, at least 0; None if it was not measured."""
-        time_us = self.times_us.get(config)
-        return None if time_us is None else max(0.0, time_us / self.times_us[self.best] - 1.0)
-
-
-def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], MissCost | None]:
+def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tuple[float, float, bool] | None]:
     """Return a function that gives the cost of one call of a missed problem of a kernel; None if too little is tuned.
 
-    The costs are by the studies and the rules of the kernel's current version; docs/serving.md says how they are
-    estimated if the problem has not been tuned since.
+    The cost is the time of the call and the part of it that the best configuration would have saved, in microseconds,
+    and whether both were measured at this problem rather than estimated from others, by the studies and the rules of
+    the kernel's current version; docs/serving.md says how.
     """
     version, work, default = version_of(kernel), kernel.spec.work, kernel.spec.default
     rules = [one for one in database.rules(kernel.name) if one.key.version == version]
-    studies: list[StudyTimes] = []
-    for best in database.best(kernel.name):
-        if best.key.version == version and best.key.l2_mode == "cold" and best.trial.time_us is not None:
-            trials = (stored.trial for stored in database.standing_trials(best.study_id))
-            ok = (trial for trial in trials if trial.outcome is Outcome.OK)
-            times_us = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
-            studies.append(StudyTimes(best.key, config_key(best.trial.config), times_us))
+    studies = [
+        best
+        for best in database.best(kernel.name)
+        if best.key.version == version and best.key.l2_mode == "cold" and best.trial.time_us is not None
+    ]
+    times_us: dict[int, dict[str, float]] = {}
+    """Standing time of each successful configuration, by `config_key`, of each study."""
+    for study in studies:
+        trials = (stored.trial for stored in database.standing_trials(study.study_id))
+        ok = (trial for trial in trials if trial.outcome is Outcome.OK)
+        known = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
+        times_us[study.study_id] = known
 
-    def cost(miss: StoredMiss) -> MissCost | None:
+    def cost(miss: StoredMiss) -> tuple[float, float, bool] | None:
         same_dtype = [study for study in studies if study.key.dtype == miss.problem.dtype]
         same_gpu = [study for study in same_dtype if study.key.gpu_name == miss.gpu_name]
         sizes = dict(miss.problem.sizes)
         own = next((study for study in same_gpu if dict(study.key.sizes) == sizes), None)
-        nearest = own or _nearest(same_gpu, miss.problem)
+        nearest = own or nearest_to(miss.problem, same_gpu)
         if nearest is None:
             return None
         if own is not None:
@@ -232,27 +213,35 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], Mis
             of_gpu = (stored.rule for stored in rules if stored.key.gpu_name == miss.gpu_name)
             loss = next((rule.mean_held_out for rule in of_gpu if sizes in rule.family), None)
         else:
-            losses = [loss_at(study, miss.tier, same_dtype) for study in same_gpu]
-            known = [each for each in losses if each is not None]
-            loss = sum(known) / len(known) if known else None
-        if loss is None:
+            losses = [each for study in same_gpu if (each := loss_at(study, miss.tier, same_dtype)) is not None]
+            loss = sum(losses) / len(losses) if losses else None
+        best_us = time_us_of(nearest, nearest.trial.config)
+        if loss is None or best_us is None:
             return None
-        best_us = nearest.times_us[nearest.best] * (1.0 if own else work_ratio(miss.problem, nearest.key.problem))
-        return MissCost(best_us * (1.0 + loss), best_us * loss, own is not None)
+        best_us *= 1.0 if own else work_ratio(miss.problem, nearest.key.problem)
+        return best_us * (1.0 + loss), best_us * loss, own is not None
 
-    def loss_at(study: StudyTimes, tier: str, same_dtype: Sequence[StudyTimes]) -> float | None:
+    def time_us_of(study: StoredBest, config: Config) -> float | None:
+        return times_us[study.study_id].get(config_key(config))
+
+    def loss_at(study: StoredBest, tier: str, same_dtype: Sequence[StoredBest]) -> float | None:
         """Return the relative loss of a fallback at a tuned problem, as if that problem were not tuned."""
-        if tier == "default":
-            return study.loss(config_key(default))
-        wants_same_gpu = tier != "transferred"
-        others = [
-            other
-            for other in same_dtype
-            if dict(other.key.sizes) != dict(study.key.sizes)
-            and (other.key.gpu_name == study.key.gpu_name) == wants_same_gpu
-        ]
-        served = _nearest(others, study.key.problem)
-        return study.loss(served.best) if served is not None else None
+        served: Config | None = default
+        if tier != "default":
+            wants_same_gpu = tier != "transferred"
+            others = [
+                other
+                for other in same_dtype
+                if dict(other.key.sizes) != dict(study.key.sizes)
+                and (other.key.gpu_name == study.key.gpu_name) == wants_same_gpu
+            ]
+            served = other.trial.config if (other := nearest_to(study.key.problem, others)) is not None else None
+        served_us = time_us_of(study, served) if served is not None else None
+        best_us = time_us_of(study, study.trial.config)
+        return max(0.0, served_us / best_us - 1.0) if served_us is not None and best_us is not None else None
+
+    def nearest_to(problem: Problem, among: Sequence[StoredBest]) -> StoredBest | None:
+        return min(among, key=lambda study: size_distance(study.key.sizes, problem.sizes), default=None)
 
     def work_ratio(asked: Problem, tuned: Problem) -> float:
         """Return the ratio of the work of two problems, in the default configuration if it depends on parameters.
@@ -268,7 +257,3 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], Mis
         return max(ratios) if ratios else volumes[0] / volumes[1]
 
     return cost
-
-
-def _nearest(studies: Sequence[StudyTimes], problem: Problem) -> StudyTimes | None:
-    return min(studies, key=lambda study: size_distance(study.key.sizes, problem.sizes), default=None)

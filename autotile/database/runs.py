@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,17 +113,6 @@ _STORED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """Answer to a claim: whether this session may try each configuration, and what other sessions do."""
-
-    ours: tuple[bool, ...]
-    news: Sequence[Trial]
-    """Trials that others have stored since the last look, oldest first."""
-    others: int
-    """Number of configurations that others are trying now."""
-
-
 class RunRecord(AbstractContextManager["RunRecord"]):
     """One run of a study: stores what a session tries, and makes sure that the database holds it.
 
@@ -159,6 +147,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """This session as the owner of claims; empty if it does not share the study."""
         self._renewal: threading.Thread | None = None
         self._ended = threading.Event()
+        self.others = 0
+        """Number of configurations that other sessions were trying at the last claim or look for inheritances."""
         self._seen: set[int] = set()
         self._undelivered: list[Trial] = []
         self._tried: set[str] = set()
@@ -181,30 +171,33 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             self._owner = f"{self.run_id} {os.getpid()} {_start_time(os.getpid())} {_machine()}"
         return others
 
-    def claim(self, *configs: Config, room: int | None = None) -> Claimed:
-        """Claim configurations, but for those that another session has claimed or tried.
+    def claim(self, *configs: Config, room: int | None = None) -> list[bool]:
+        """Claim configurations, but for those that another session has claimed or tried; return which are this one's.
 
         Without sharing, every configuration is this session's. ``room`` is the number of trials that the study may
-        still begin, by what this session knows; None for any number. What other sessions have stored since, and what
-        they claimed before, counts against it.
+        still begin, by what this session knows; None for any number. What other sessions have stored since the last
+        `take_news`, and what they claimed before, counts against it.
         """
         if not self._owner:
-            return Claimed((True,) * len(configs), (), 0)
+            return [True] * len(configs)
         if self._renewal is None:
             self._renewal = threading.Thread(target=self._renew, name="leases", daemon=True)
             self._renewal.start()
         keys = [config_key(config) for config in configs]
-        claimed = self._write(lambda connection: self._take(connection, keys, room))
-        self._undelivered.clear()
-        return claimed
+        return self._write(lambda connection: self._take(connection, keys, room))
 
-    def inherit(self) -> tuple[list[str], Claimed]:
-        """Take over what sessions that died were trying; return the keys of its configurations, and news."""
+    def take_news(self) -> list[Trial]:
+        """Return the trials of other sessions that claims and looks have met since the last call, oldest first."""
+        news, self._undelivered = self._undelivered, []
+        return news
+
+    def inherit(self) -> list[str]:
+        """Take over what sessions that died were trying; return the keys of its configurations."""
         if not self._owner:
-            return [], Claimed((), (), 0)
+            return []
         of_others = (CLAIMS.c.study_id == self.study_id, CLAIMS.c.owner != self._owner)
 
-        def take_over(connection: Connection) -> tuple[list[str], Claimed]:
+        def take_over(connection: Connection) -> list[str]:
             now = _now(connection)
             others = select(CLAIMS.c.id, CLAIMS.c.config_key, CLAIMS.c.owner, CLAIMS.c.expires_at < now)
             others = others.where(*of_others).order_by(CLAIMS.c.id).with_for_update(skip_locked=True)
@@ -212,13 +205,11 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             if dead:
                 mine = {"owner": self._owner, "expires_at": now + LEASE_S}
                 connection.execute(update(CLAIMS).where(CLAIMS.c.id.in_([row[0] for row in dead])).values(**mine))
-            left = connection.execute(select(func.count()).where(*of_others)).scalar_one()
+            self.others = int(connection.execute(select(func.count()).where(*of_others)).scalar_one())
             self._look(connection)  # after the count: of a claim that has ended, the trial is seen
-            return [row[1] for row in dead], Claimed((), list(self._undelivered), int(left))
+            return [row[1] for row in dead]
 
-        found = self._write(take_over)
-        self._undelivered.clear()
-        return found
+        return self._write(take_over)
 
     def disclaim(self, key: str) -> None:
         """End the claim of a configuration that is not tried."""
@@ -315,7 +306,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
                     connection.invalidate()
                 connection.close()
 
-    def _take(self, connection: Connection, keys: Sequence[str], room: int | None = None) -> Claimed:
+    def _take(self, connection: Connection, keys: Sequence[str], room: int | None = None) -> list[bool]:
         now = _lock(connection, self.study_id, _LOCK_UNFLUSHED)
         own = {"study": self.study_id, "owner": self._owner, "keys": encode_json(keys)}
         mine = {**own, "now": now, "until": now + LEASE_S}
@@ -343,7 +334,8 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             before = len(self._undelivered) + earlier + sum(ours.values())
             ours[key] = key in granted and key not in self._tried and (room is None or before < room)
         self._release_claims(connection, [key for key in granted if not ours[key]])
-        return Claimed(tuple(ours[key] for key in keys), list(self._undelivered), len(held_ids))
+        self.others = len(held_ids)
+        return [ours[key] for key in keys]
 
     def _look(self, connection: Connection) -> None:
         """Take note of the trials that other sessions have stored; they are undelivered until the transaction ends."""

@@ -24,7 +24,7 @@ from autotile.core.model import Problem
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import TuningKey, version_of
-from autotile.database.learned import MissCost, miss_costs
+from autotile.database.learned import miss_costs
 from autotile.database.winners import StoredMiss
 from autotile.errors import AutotileError, DataError, InputError, nearest
 from autotile.kernel.inputs import call_folder, read_captured_call
@@ -262,29 +262,23 @@ class AssessedMiss(StoredMiss, frozen=True):
     kernel: Kernel | None
     """In its current version; None if it is not found, or no longer has these sizes. Else these are in the order of its
     file."""
-    cost: MissCost | None
-    """Cost of one call."""
     tuned: bool
     """Whether the problem has been tuned since."""
+    call_us: float | None = None
+    """Time of one call, in microseconds; None if unknown."""
+    lost_us: float | None = None
+    """Part of it that the best configuration would have saved; None if unknown."""
+    measured: bool = False
+    """Whether these times were measured at this problem rather than estimated from others."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it without the kernel, whose parsed expressions cannot be."""
         return AssessedMiss, structs.astuple(structs.replace(self, kernel=None))
 
     @property
-    def call_us(self) -> float | None:
-        """Time of one call, in microseconds; None if unknown."""
-        return self.cost.call_us if self.cost is not None else None
-
-    @property
     def lost_s(self) -> float | None:
         """Time that all calls together may have lost against the best configuration, in seconds; None if unknown."""
-        return self.count * self.cost.lost_us * 1e-6 if self.cost is not None else None
-
-    @property
-    def measured(self) -> bool:
-        """Whether these times were measured at this problem rather than estimated from others."""
-        return self.cost is not None and self.cost.measured
+        return self.count * self.lost_us * 1e-6 if self.lost_us is not None else None
 
 
 Missed = tuple[PlannedProblem, int, float | None]
@@ -322,7 +316,7 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
     """
     found: list[AssessedMiss] = []
     kernels: dict[str, Kernel | None] = {}
-    costs: dict[str, Callable[[StoredMiss], MissCost | None]] = {}
+    costs: dict[str, Callable[[StoredMiss], tuple[float, float, bool] | None]] = {}
     for miss in rows_of_kernel(database.misses, kernel):
         if gpu_name not in (None, miss.gpu_name):
             continue
@@ -339,13 +333,13 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
                 problem = resolve_problem(current.spec, miss.problem.sizes, miss.problem.dtype)
         counts = (miss.gpu_name, miss.tier, miss.count, miss.last_at)
         if current is None or problem is None:
-            found.append(AssessedMiss(miss.problem, *counts, None, None, tuned=False))
+            found.append(AssessedMiss(miss.problem, *counts, None, tuned=False))
             continue
         if name not in costs:
             costs[name] = miss_costs(database, current)
         version = version_of(current)
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and best.key.version == version for best in stored)
-        cost = costs[name](structs.replace(miss, problem=problem))
-        found.append(AssessedMiss(problem, *counts, current, cost, tuned))
+        cost = costs[name](structs.replace(miss, problem=problem)) or ()
+        found.append(AssessedMiss(problem, *counts, current, tuned, *cost))
     return found

@@ -77,7 +77,6 @@ from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
-    from autotile.database.runs import Claimed
     from autotile.search.importance import ParameterEffects
     from autotile.search.search import Search, Shortlist
 
@@ -287,8 +286,6 @@ class Session:
         self._pipeline.remember(self._log.trials)
         self._chosen: list[Compiling] = []
         """Candidates that are about to be claimed and submitted to the device."""
-        self._others = 0
-        """Number of configurations that other sessions are trying, by the last look."""
         self._news: list[Trial] = []
         """Trials of other sessions that are in the log, and that the search does not know."""
         self._looked_at = time.monotonic()
@@ -554,7 +551,7 @@ class Session:
             while stopped.rule in ("trials", "space") and not (self._stop.requested or self._rules.is_out_of_time):
                 self._try_and_learn(self._inherited(now=True))
                 self._take_news()
-                if not self._others:
+                if not self._record.others:
                     break
                 time.sleep(_WAIT_S)
 
@@ -572,7 +569,7 @@ class Session:
         ended = [self._pipeline.end_next()]
         while self._backend.gpu_count > 1 and self._backend.has_result:
             ended.append(self._pipeline.end_next())
-        self._rules.running = self._pipeline.running + len(self._chosen) + self._others
+        self._rules.running = self._pipeline.running + len(self._chosen) + self._record.others
         return ended
 
     def _store(self, ended: Sequence[tuple[Compiling, Trial]], proposer: Proposer | None) -> Iterator[Trial]:
@@ -634,32 +631,32 @@ class Session:
         Where another one tries the default, this one waits, and then puts its times on the scale of the study. Nothing
         else runs yet: a search proposes the default first.
         """
-        ours = [*self._heard(self._record.claim(*configs, room=room)).ours]
+        ours = self._record.claim(*configs, room=room)
+        self._log_news()
         default = self._plan.default
         if self._backend.uuid and default in configs and not ours[place := configs.index(default)]:
             while self._log.find(default) is None and not ours[place] and not self._stop.requested:
                 time.sleep(_WAIT_S)
-                (ours[place],) = self._heard(self._record.claim(default)).ours  # the other session may have died
+                (ours[place],) = self._record.claim(default)  # the other session may have died
+                self._log_news()
             if not self._pipeline.running:
                 self._align_scale()
         return ours
 
-    def _heard(self, claimed: Claimed) -> Claimed:
+    def _log_news(self) -> None:
         """Add to the log what other sessions have found."""
-        self._others = claimed.others
-        for trial in claimed.news:
+        for trial in self._record.take_news():
             if self.space.row_of(trial.config) is not None and self._log.find(trial.config) is None:
                 self._log.add(scored := self._scorer.scored(trial))
                 self._news.append(scored)
-        return claimed
 
     def _inherited(self, *, now: bool = False) -> list[Config]:
         """Return the candidates of sessions that died, which are now this session's; not often unless ``now``."""
         if not now and time.monotonic() - self._looked_at < _INHERIT_S:
             return []
         self._looked_at = time.monotonic()
-        keys, claimed = self._record.inherit()
-        self._heard(claimed)
+        keys = self._record.inherit()
+        self._log_news()
         found: list[Config] = []
         for key in keys:
             row = self.space.row_of(decode_json(key.encode(), dict))
@@ -678,7 +675,7 @@ class Session:
             self._learn(trial)
             self._time_left.add(self._clock.elapsed_s, trial)
             self._report("searching", trial)
-        self._rules.running = self._pipeline.running + len(self._chosen) + self._others
+        self._rules.running = self._pipeline.running + len(self._chosen) + self._record.others
 
     def _align_scale(self) -> None:
         """Measure the default if another session did, on another GPU; call it while no candidate runs.

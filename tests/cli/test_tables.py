@@ -22,7 +22,6 @@ from autotile.core.statistics import Interval
 from autotile.core.text import RIGHT, Part, Result
 from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import TuningKey
-from autotile.database.learned import MissCost
 from autotile.exchange.recording import RecordingFile, RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import Workrate
@@ -66,8 +65,8 @@ def reports() -> dict[str, RenderableType]:
     study = StudySummary(1, key(), device_profile("h200"), NOON, 1, 200, 150, NOON, CONFIG, 3057.0)
     header = RecordingHeader(key=key(), parameters=(), device=device_profile("h200"), valid_configs=14712)
     problem, gpu = Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090"
-    cost = MissCost(1234.5, 12.5e6 / 7, measured=False)
-    miss = AssessedMiss(problem, gpu, "transferred", 7, NOON, None, cost, tuned=True)
+    cost_us = 1234.5, 12.5e6 / 7
+    miss = AssessedMiss(problem, gpu, "transferred", 7, NOON, None, True, *cost_us)
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
         "studies": render(StudyList((study,), "t.db")),

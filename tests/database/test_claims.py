@@ -52,42 +52,42 @@ def session(location, fresh_key, device):
 
 def test_one_session_at_a_time_tries_a_configuration_unless_it_does_not_share(session, location, fresh_key, device):
     first, second = session(), session()
-    assert first.claim({"BM": 1}).ours[0]
-    refused = second.claim({"BM": 1})
-    assert (refused.ours[0], refused.others, list(refused.news)) == (False, 1, [])
-    assert first.claim({"BM": 1}).ours[0]  # again
+    assert first.claim({"BM": 1})[0]
+    assert not second.claim({"BM": 1})[0]
+    assert (second.others, second.take_news()) == (1, [])
+    assert first.claim({"BM": 1})[0]  # again
     trial = measured({"BM": 1}, 10.0)
     first.add(trial)
-    after = second.claim({"BM": 1})
-    assert (after.ours[0], after.others, list(after.news)) == (False, 0, [trial])
-    other = second.claim({"BM": 2})
-    assert (other.ours[0], list(other.news)) == (True, [])
-    assert session().claim({"BM": 1}).ours[0]  # earlier trials do not count: it leaves out what it need not repeat
+    assert not second.claim({"BM": 1})[0]
+    assert (second.others, second.take_news()) == (0, [trial])
+    assert second.claim({"BM": 2})[0]
+    assert second.take_news() == []
+    assert session().claim({"BM": 1})[0]  # earlier trials do not count: it leaves out what it need not repeat
     alone = record_of(location, fresh_key, device, shares=False)
-    assert alone.claim({"BM": 1}, {"BM": 3}).ours == (True, True)
-    assert second.claim({"BM": 3}).ours[0]
+    assert alone.claim({"BM": 1}, {"BM": 3}) == [True, True]
+    assert second.claim({"BM": 3})[0]
     alone._database.close()
 
 
 def test_several_are_claimed_and_stored_at_once(session):
     first, second = session(), session()
-    assert first.claim({"BM": 1}, {"BM": 2}, {"BM": 3}).ours == (True, True, True)
+    assert first.claim({"BM": 1}, {"BM": 2}, {"BM": 3}) == [True, True, True]
     first.add(measured({"BM": 1}, 10.0), measured({"BM": 3}, 12.0))
-    after = second.claim({"BM": 1}, {"BM": 2}, {"BM": 4}, {"BM": 5})
-    assert (after.ours, after.others) == ((False, False, True, True), 1)
-    assert [trial.config for trial in after.news] == [{"BM": 1}, {"BM": 3}]
+    assert second.claim({"BM": 1}, {"BM": 2}, {"BM": 4}, {"BM": 5}) == [False, False, True, True]
+    assert second.others == 1
+    assert [trial.config for trial in second.take_news()] == [{"BM": 1}, {"BM": 3}]
     third = session()
-    assert third.claim({"BM": 4}, {"BM": 6}).ours == (False, True)
+    assert third.claim({"BM": 4}, {"BM": 6}) == [False, True]
 
 
 def test_claims_made_together_share_the_room(session):
     first, second = session(), session()
-    assert first.claim({"BM": 1}, room=8).ours[0]
+    assert first.claim({"BM": 1}, room=8)[0]
     claimed = second.claim(*CONFIGS[2:8], room=4)  # one of which is the first one's
-    assert claimed.ours == (True, True, True, False, False, False)
+    assert claimed == [True, True, True, False, False, False]
     first.add(measured({"BM": 1}, 10.0))
-    assert first.claim(*CONFIGS[8:12], room=7).ours == (True,) * 4  # 3 of the 7 are the second's
-    assert second.claim({"BM": 5}, room=1).ours == (False,)  # which the first one's trial has taken
+    assert first.claim(*CONFIGS[8:12], room=7) == [True] * 4  # 3 of the 7 are the second's
+    assert second.claim({"BM": 5}, room=1) == [False]  # which the first one's trial has taken
 
 
 def run_out(record: RunRecord) -> Select[tuple[int]]:
@@ -102,15 +102,16 @@ def test_a_lease_that_runs_out_is_inherited(session):
     first.claim({"BM": 1})
     first.claim({"BM": 2})
     run_out(first)
-    assert second.claim({"BM": 2}).ours[0]
-    keys, state = second.inherit()
-    assert (keys, state.others) == ([config_key({"BM": 1})], 0)
-    assert third.inherit()[0] == []
-    assert third.inherit()[1].others == 2
+    assert second.claim({"BM": 2})[0]
+    assert second.inherit() == [config_key({"BM": 1})]
+    assert second.others == 0
+    assert third.inherit() == []
+    assert third.others == 2
     first.add(measured({"BM": 1}, 10.0))  # too late: it is not stored, and not tried twice
     trial = measured({"BM": 1}, 11.0)
     second.add(trial)
-    assert list(third.claim({"BM": 1}).news) == [trial]
+    third.claim({"BM": 1})
+    assert third.take_news() == [trial]
 
 
 @pytest.mark.parametrize("location", ["postgresql"], indirect=True)
@@ -136,8 +137,10 @@ def test_a_trial_that_another_session_stores_during_a_look_is_news_or_still_trie
     together.wait()
     with monkeypatch.context() as patch:
         patch.setattr(second, "_look", look)
-        assert second.inherit()[1].others == 1
-    assert list(second.inherit()[1].news) == [trial]
+        second.inherit()
+        assert second.others == 1
+    second.inherit()
+    assert second.take_news() == [trial]
 
 
 def test_leases_are_renewed(session, monkeypatch):
@@ -151,9 +154,9 @@ def test_leases_are_renewed(session, monkeypatch):
             assert time.monotonic() < deadline
             time.sleep(0.001)
             connection.rollback()  # a file is seen as it was at the beginning of a transaction
-    assert not second.claim({"BM": 1}).ours[0]
+    assert not second.claim({"BM": 1})[0]
     first._end_claims()
-    assert second.claim({"BM": 1}).ours[0]
+    assert second.claim({"BM": 1})[0]
 
 
 @pytest.mark.parametrize("location", ["postgresql"], indirect=True)
@@ -181,11 +184,12 @@ def test_no_renewal_changes_claims_while_another_transaction_does(session, locat
 def test_a_claim_that_another_session_has_met_outlives_a_crash_of_the_server(session, postgresql):
     """Else what both sessions leave to each other is tried by none."""
     first, second = session(), session()
-    assert first.claim({"BM": 1}).ours[0]
-    assert not second.claim({"BM": 1}).ours[0]
+    assert first.claim({"BM": 1})[0]
+    assert not second.claim({"BM": 1})[0]
     postgresql.stop(signal.SIGQUIT)
     postgresql.start()
-    assert second.inherit()[1].others == 1
+    second.inherit()
+    assert second.others == 1
 
 
 def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numbers: int) -> None:
@@ -205,8 +209,8 @@ def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numb
 def test_the_claims_of_a_dead_process_do_not_wait_and_those_of_the_living_count(session, location, fresh_key, device):
     first = session()
     claim_and_die(location, fresh_key, device, 1, 2)
-    assert first.claim({"BM": 1}).ours[0]
-    assert first.inherit()[0] == [config_key({"BM": 2})]
+    assert first.claim({"BM": 1})[0]
+    assert first.inherit() == [config_key({"BM": 2})]
     claim_and_die(location, fresh_key, device, 3)
     with Database.open(location) as database, database.writing() as connection:
         assert runs.forget_dead(connection, database.find_study(fresh_key) or 0) == 2  # those of the first
@@ -217,7 +221,7 @@ def test_many_sessions_try_each_configuration_once(session, location, fresh_key,
 
     def work(record: RunRecord) -> None:
         for config in CONFIGS:
-            if record.claim(config).ours[0]:
+            if record.claim(config)[0]:
                 tried.append(config_key(config))
                 record.add(measured(config, 10.0))
 
@@ -287,7 +291,7 @@ def test_a_session_that_holds_a_claim_keeps_its_trials_however_old_it_is(shared,
     record.start(sampler="random", shares=True)
     record.add(measured({"BM": 1}, 10.0))
     change(shared, update(RUNS).values(started_at="2026-01-01T00:00:00.000000+00:00"))
-    assert record.claim({"BM": 2}).ours[0]
+    assert record.claim({"BM": 2})[0]
     assert clean_database(shared, None, **EVERYTHING) == []
     change(shared, update(CLAIMS).values(expires_at=0.0))
     (cleaned,) = clean_database(shared, None, **EVERYTHING)
