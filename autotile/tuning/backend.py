@@ -183,13 +183,13 @@ def expected_folder(kernel: Kernel, problem: Problem, options: TuneOptions) -> E
     """
     if kernel.reference_function is None and not kernel.spec.reference.is_agreement:
         return None
-    from autotile.workers.python_reference import DrawnInputs, ExpectedFolder, shaped_problems
+    from autotile.workers.python_reference import ExpectedFolder, shaped_problems
 
     spec = with_captured_call(kernel.spec, Path(options.captured)) if options.captured else kernel.spec
     if kernel.reference_function is None:
         return ExpectedFolder(spec, problem.dtype)
     inputs = [
-        DrawnInputs(sizes, seed, check=check)
+        (sizes, seed, check)
         for given, seed, check in (
             (spec.ragged_sizes(problem.sizes), 0, True),
             (problem.sizes, 0, False),

@@ -58,7 +58,7 @@ from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Entry, LibraryCall, Reading, Time
+from autotile.workers.jobs import LIBRARY_VERSION, Entry, Reading, Time
 
 if TYPE_CHECKING:
     from autotile.tuning.cluster.gpus import FreeGpu
@@ -262,9 +262,8 @@ class Sweep:
         problems = {name: Problem(name, sizes, problem.dtype) for name, sizes in kernels.items()}
         of = self.schedule.settings, self.options
         workloads = {name: workload_of(self.kernels[name], own, *of) for name, own in problems.items()}
-        calls = [LibraryCall(one.name, problem.sizes, problem.dtype) for one in self.libraries]
         places = {name: place for place, name in enumerate(workloads)}
-        entries = [Entry(library=call, problem=0) for call in calls]
+        entries = [Entry(library=replace(problem, kernel=one.name), problem=0) for one in self.libraries]
         for one, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.outcome is Outcome.OK and candidate is not None:

@@ -61,7 +61,6 @@ from autotile.workers.jobs import (
     MAX_ROUNDS,
     RACE_S,
     Entry,
-    LibraryCall,
     Race,
     Reading,
     finals_limit_s,
@@ -632,8 +631,7 @@ def hold_contest(
                 candidates.append(compiled[0][1])
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
         entries = [Entry(one, problem=place) for place, one in enumerate(candidates)]
-        calls = [LibraryCall(library.name, problem.sizes, problem.dtype) for library in libraries]
-        entries += [Entry(library=call, problem=0) for call in calls]
+        entries += [Entry(library=replace(problem, kernel=library.name), problem=0) for library in libraries]
         job = Race.lasting(entries, round_us, options.seed, checks=_CHECKS, workloads=workloads)
         own = {library.name: library.call for library in libraries if library.call is not None}
         if own and lane.cluster is None:

@@ -74,7 +74,6 @@ from autotile.workers.jobs import (
     Check,
     Entry,
     Job,
-    LibraryCall,
     Race,
     Reading,
     Time,
@@ -104,7 +103,7 @@ _UNCONFIRMED = (
 )
 
 OwnLibraries = Mapping[str, Callable[..., Any]]
-"""Python functions of the arrays of a kernel, in the order of its arguments, by the names of their `LibraryCall`."""
+"""Python functions of the arrays of a kernel, in the order of its arguments, by the names of the libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +338,10 @@ class Bench:
         # a library has no launches of ours and no workspaces
         bound = BoundArguments(instance, LaunchPlan(()), (), {}, frozenset())
         around = partial(instance.prepare, bound), partial(instance.verdict, bound)
-        if (own := self._own.get(call.library)) is not None:
+        if (own := self._own.get(call.kernel)) is not None:
             return _Runnable(_launch_of_function(own, instance), *around)
-        if call.library != "cublas":  # the only one that an operation file may name
-            raise InputError(f"there is no library {call.library!r} here")
+        if call.kernel != "cublas":  # the only one that an operation file may name
+            raise InputError(f"there is no library {call.kernel!r} here")
         from autotile.cuda.cublas import Gemm, GemmLayout
 
         layout = GemmLayout.of(call.sizes, call.dtype)
@@ -701,14 +700,14 @@ def _launch_sequence(functions: StepFunctions, bound: BoundArguments) -> LaunchS
     return LaunchSequence(functions, bound.plan, bound.arguments)
 
 
-def _version(call: LibraryCall | None) -> dict[str, str]:
+def _version(call: Problem | None) -> dict[str, str]:
     """Return the version of a library for the telemetry of its reading; empty if it is not installed."""
     if call is None:
         return {}
     from autotile.cuda.cublas import cublas_version
 
     try:
-        return {LIBRARY_VERSION: cublas_version() if call.library == "cublas" else ""}
+        return {LIBRARY_VERSION: cublas_version() if call.kernel == "cublas" else ""}
     except ToolchainError:
         return {LIBRARY_VERSION: ""}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
-from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome
+from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem
 
 if TYPE_CHECKING:
     from autotile.cuda.function import StepFunctions
@@ -87,24 +87,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryCall:
-    """A problem of an operation that a library computes: one of `autotile.kernel.operation.LIBRARIES`, or the user's.
-
-    The sizes include the flags of the operation.
-    """
-
-    library: Name
-    sizes: Mapping[Name, Count]
-    dtype: Name
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """A candidate or a library, as a GPU takes it."""
 
     candidate: Candidate | None = None
     """The compiled configuration; None for a library."""
-    library: LibraryCall | None = None
+    library: Problem | None = None
+    """A problem of an operation, flags included, with the name of a library in place of the kernel's: one of
+    `autotile.kernel.operation.LIBRARIES`, or of the user's; None for a candidate."""
     problem: Count | None = None
     """Place of its problem in the job's workloads; a library runs on the buffers of that kernel. None for the problem
     that the GPU was opened with."""

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -46,12 +46,8 @@ _GRACE_S = 0.5
 """Time between the end of a child's answer and that of the process, in seconds."""
 
 
-class DrawnInputs(NamedTuple):
-    """One set of inputs: sizes with flags, the seed, and whether scalars have their check values."""
-
-    sizes: Mapping[str, int]
-    seed: int
-    check: bool
+DrawnInputs = tuple[Mapping[str, int], int, bool]
+"""One set of inputs: sizes with flags, the seed, and whether scalars have their check values."""
 
 
 class ExpectedFolder:
@@ -89,7 +85,7 @@ class ExpectedFolder:
         try:
             if function.library == "cupy" and _is_cuda_initialized():
                 for one in inputs:
-                    self._write(one)
+                    self._write(*one)
             else:
                 self._begin(inputs, limit_s)
         except BaseException:
@@ -129,7 +125,7 @@ class ExpectedFolder:
     def _begin(self, inputs: Sequence[DrawnInputs], limit_s: float) -> None:
         def write(answer: Callable[[str], None]) -> None:
             for one in inputs:
-                self._write(one)
+                self._write(*one)
                 answer("")
 
         _flush()
@@ -145,7 +141,7 @@ class ExpectedFolder:
         except OSError as error:
             reason = error.strerror
             raise InputError(f"{self._place} cannot be called, as there is no process for it: {reason}") from None
-        self._seeds = [one.seed for one in inputs]
+        self._seeds = [seed for _, seed, _ in inputs]
         self._limit_s, self._deadline_s = limit_s, time.monotonic() + limit_s
         self._unread = b""
 
@@ -201,24 +197,24 @@ class ExpectedFolder:
             return None
         return status if not runs else None
 
-    def _write(self, inputs: DrawnInputs) -> None:
+    def _write(self, sizes: Mapping[str, int], seed: int, check: bool) -> None:
         function = self._spec.reference.function
-        place = f"{self._spec.source}: [reference] function {function} at {sizes_text(inputs.sizes)}"
+        place = f"{self._spec.source}: [reference] function {function} at {sizes_text(sizes)}"
         library: Any = load_cupy() if self._function.library == "cupy" else np
-        problem = self._spec.at(inputs.sizes, self._dtype)
-        maker = input_maker(self._spec, problem, seed=inputs.seed, check=inputs.check)
+        problem = self._spec.at(sizes, self._dtype)
+        maker = input_maker(self._spec, problem, seed=seed, check=check)
         values: dict[str, Any] = {}
         for buffer in self._spec.buffers:
             if buffer.is_read:
-                kind = DTYPES[buffer.element_type(self._dtype, inputs.sizes)]
+                kind = DTYPES[buffer.element_type(self._dtype, sizes)]
                 stored = maker(buffer.name)
                 values[buffer.name] = library.asarray(stored if kind.component.is_integer else kind.decode(stored))
         names = problem.names
-        scalars = {s.name: s.given(names, check=inputs.check) for s in self._spec.scalars if s.is_operand}
+        scalars = {s.name: s.given(names, check=check) for s in self._spec.scalars if s.is_operand}
         unchecked = self._spec.reference.unchecked
         written = [buffer for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]
         try:
-            returned = call_with(self._function.call, values, scalars, inputs.sizes)
+            returned = call_with(self._function.call, values, scalars, sizes)
             outputs = arranged_outputs(returned, [buffer.name for buffer in written])
             for buffer in written:
                 found = outputs[buffer.name]
@@ -231,7 +227,7 @@ class ExpectedFolder:
                         f"it returns an array of shape {array.shape} and type {array.dtype} for {buffer.name}, "
                         f"expected numbers of shape {shape}"
                     )
-                file = expected_file(self.path, buffer.name, inputs.sizes, inputs.seed, check=inputs.check)
+                file = expected_file(self.path, buffer.name, sizes, seed, check=check)
                 try:
                     np.save(file, array, allow_pickle=False)
                 except OSError as error:
