@@ -13,10 +13,10 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -58,10 +58,7 @@ from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Entry, Reading, Time
-
-if TYPE_CHECKING:
-    from autotile.tuning.cluster.gpus import FreeGpu
+from autotile.workers.jobs import LIBRARY_VERSION, Entry, Job, Reading, Time
 
 _PROBLEMS = 400
 """Problems of each of the two rounds; with less time there are fewer."""
@@ -178,13 +175,18 @@ class SweptProblem(NamedTuple):
         return {key: time_us for key, trial in self.trials.items() if (time_us := trial.time_us)}
 
 
-def grid_gpu(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Gpu | FreeGpu:
-    """Return the GPU of a sweep: that of this machine which the options name, or one of a cluster."""
+@contextmanager
+def open_grid(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Iterator[Callable[[Job], list[Reading]]]:
+    """Yield the function that runs the jobs of a sweep: on the GPU that the options name, or on one of a cluster."""
     if lane.cluster is None:
-        return Gpu(None, options.run_deadline_s, worker_pool=worker_pool, device_index=options.device_index)
-    from autotile.tuning.cluster.gpus import FreeGpu  # imports Dask
+        index = options.device_index
+        with closing(Gpu(None, options.run_deadline_s, worker_pool=worker_pool, device_index=index)) as gpu:
+            yield gpu.run
+        return
+    from autotile.tuning.cluster.gpus import grid_on_cluster  # imports Dask
 
-    return FreeGpu(lane, options.run_deadline_s)
+    with grid_on_cluster(lane, options.run_deadline_s) as run:
+        yield run
 
 
 @dataclass
@@ -203,7 +205,7 @@ class Sweep:
     schedule: Schedule
     device: DeviceProperties
     compile_pool: CompilePool
-    gpu: Gpu | FreeGpu
+    run_job: Callable[[Job], list[Reading]]
     measured: list[SweptProblem] = field(default_factory=list)
     candidates: dict[CandidateKey, ModelCandidate] = field(default_factory=dict)
     """Configurations to measure."""
@@ -272,7 +274,7 @@ class Sweep:
             else:
                 trials[one.key] = trial
         try:
-            readings = self.gpu.run(Time(tuple(entries), grid=True, workloads=tuple(workloads.values())))
+            readings = self.run_job(Time(tuple(entries), grid=True, workloads=tuple(workloads.values())))
         except InputError:  # it does not fit in memory
             return None
         timed = dict(zip(self.libraries, readings, strict=False))
@@ -642,6 +644,6 @@ def tune_operation_family(
             raise InputError("a family of an operation is measured on a GPU, and there is none here")
         farm = lane.cluster.compilers if lane.cluster is not None else None
         pool = CompilePool(settings, workers, deadline_s, worker_pool=worker_pool, farm=farm)
-        with closing(pool), closing(grid_gpu(lane, worker_pool, options)) as gpu:
+        with closing(pool), open_grid(lane, worker_pool, options) as run_job:
             named = tuple(one for one in libraries if one.call is None)
-            return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, gpu).cover()
+            return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, run_job).cover()

@@ -12,7 +12,7 @@ from autotile.families.family import Family
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning.lanes import Lane
-from autotile.tuning.operation_family import Sweep, grid_gpu
+from autotile.tuning.operation_family import Sweep, open_grid
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Schedule
 from autotile.workers.compile_pool import CompilePool
@@ -36,7 +36,7 @@ def sweep_of():
                 schedule,
                 device=live_device(),
                 compile_pool=stack.enter_context(closing(compilers)),
-                gpu=stack.enter_context(closing(grid_gpu(lane, schedule.worker_pool, options))),
+                run_job=stack.enter_context(open_grid(lane, schedule.worker_pool, options)),
             )
 
         yield opened

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,9 @@ from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
-from autotile.tuning.cluster.gpus import FreeGpu
+from autotile.tuning.cluster.gpus import grid_on_cluster
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
-from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest, OfferedGpu
+from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest
 from autotile.tuning.lanes import Lane
 from autotile.tuning.operation_session import hold_contest
 from autotile.tuning.options import TuneOptions
@@ -65,7 +64,7 @@ def plugin(bench, monkeypatch):
     """A GPU of a cluster whose worker process needs no GPU."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=":")
     monkeypatch.setattr(cluster_worker, "Gpu", partial(Gpu, module="bad_worker"))
-    made = GpuPlugin(OfferedGpu("GPU-a", bench.device))
+    made = GpuPlugin("GPU-a", bench.device)
     yield made
     made.teardown(None)
 
@@ -214,7 +213,7 @@ def test_kernels_and_the_library_of_its_machine_are_raced_where_a_gpu_is_free(be
     FakeGpu.seen = []
 
     def race(*gpus):
-        cluster, problem = NearCluster(GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))), bench.problem()
+        cluster, problem = NearCluster(GpuPlugin("GPU-a", bench.device, 3)), bench.problem()
         finalists = [(bench.kernel, problem, by_threads(config)) for config in bench.configs()[:2]]
         options, lane = TuneOptions(scheduler="tcp://127.0.0.1:1", workers=1), Lane(gpus, None, cluster, bench.device)
         with Schedule.open(read_settings(), options, lambda _: None, lane) as schedule:
@@ -238,14 +237,9 @@ class TestGrid:
     def near(self, bench, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         monkeypatch.setattr(cluster_worker, "Gpu", partial(Gpu, module="fake_sweep_worker"))
-        plugin = GpuPlugin(OfferedGpu("GPU-a", bench.device, 3))
+        plugin = GpuPlugin("GPU-a", bench.device, 3)
         yield NearCluster(plugin)
         plugin.teardown(None)
-
-    @pytest.fixture
-    def gpu(self, near, bench):
-        with closing(FreeGpu(Lane(("GPU-a",), None, near, bench.device), 10.0)) as gpu:
-            yield gpu
 
     @staticmethod
     def job(bench: Any, *configs: dict[str, int]) -> Time:
@@ -255,32 +249,33 @@ class TestGrid:
         entries = tuple(Entry(Candidate(config, str(cubin)), problem=0) for config in configs)
         return Time(entries, grid=True, workloads=(workload,))
 
-    def test_cubins_for_ragged_sizes_go_along(self, gpu, bench, tmp_path, monkeypatch):
+    def test_cubins_for_ragged_sizes_go_along(self, near, bench, tmp_path, monkeypatch):
         monkeypatch.setenv("AUTOTILE_SWEEP_LOG", str(tmp_path / "entries.jsonl"))
         other = tmp_path / "other.cubin"
         other.write_bytes(b"for 1001 elements")
         job = self.job(bench, GOOD)
         candidate = replace(job.entries[0].candidate, others=(SizedCubin({"n": 1001}, str(other), {}),))
-        (reading,) = gpu.run(replace(job, entries=(Entry(candidate, problem=0),)))
-        assert reading.outcome is Outcome.OK
-        (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
-        (sent,) = logged["others"]
-        assert sent["sizes"] == {"n": 1001}
-        assert sent["cubin_path"] != str(other)
-        assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
+        with grid_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
+            (reading,) = run(replace(job, entries=(Entry(candidate, problem=0),)))
+            assert reading.outcome is Outcome.OK
+            (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
+            (sent,) = logged["others"]
+            assert sent["sizes"] == {"n": 1001}
+            assert sent["cubin_path"] != str(other)
+            assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
 
-    def test_a_death_is_blamed_on_its_entry_and_the_gpu_is_busy_until_it_is_closed(self, near, gpu, bench, monkeypatch):
+    def test_a_death_is_blamed_on_its_entry_and_the_gpu_is_busy_until_it_is_closed(self, near, bench, monkeypatch):
         monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
-        readings = gpu.run(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
+        with grid_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
+            readings = run(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
+            assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
         assert [one.outcome for one in readings] == [Outcome.OK, Outcome.CRASHED, Outcome.OK]
         assert "exit code 3" in readings[1].reason
-        assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
-        gpu.close()
         assert not near.plugin.handle(GpuRequest(session="other"), {}).is_busy
 
     def test_another_machine_goes_on(self, near, bench, monkeypatch):
         near.absent.add("GPU-b")
         looks = iter([["GPU-b"], ["GPU-a"]])
         monkeypatch.setattr(near, "look", lambda: next(looks))
-        with closing(FreeGpu(Lane(("GPU-a", "GPU-b"), None, near, bench.device), 10.0)) as gpu:
-            assert len(gpu.run(self.job(bench, GOOD))) == 1
+        with grid_on_cluster(Lane(("GPU-a", "GPU-b"), None, near, bench.device), 10.0) as run:
+            assert len(run(self.job(bench, GOOD))) == 1

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -265,27 +265,28 @@ def free_gpu(lane: Lane, work: GpuRequest) -> RemoteGpu:
     raise WorkerError("no GPU of the cluster is free")
 
 
-class FreeGpu:
-    """A GPU of a cluster for jobs whose entries have problems of their own; if it is gone, another one."""
+@contextmanager
+def grid_on_cluster(lane: Lane, deadline_s: float) -> Iterator[Callable[[Job], list[Reading]]]:
+    """Yield a function that runs jobs whose entries have problems of their own, as `autotile.workers.gpu.Gpu.run` does.
 
-    def __init__(self, lane: Lane, deadline_s: float) -> None:
-        self._lane = lane
-        self._work = GpuRequest(deadline_s=deadline_s)
-        self._gpu: RemoteGpu | None = None
+    They run on one GPU of the lane, which other sessions cannot use meanwhile; if it is gone, on another one.
+    """
+    work, gpu = GpuRequest(deadline_s=deadline_s), None
 
-    def run(self, job: Job) -> list[Reading]:
-        """Run a job; as for `autotile.workers.gpu.Gpu.run`."""
+    def run(job: Job) -> list[Reading]:
+        nonlocal gpu
         while True:
-            self._gpu = self._gpu or free_gpu(self._lane, self._work)
+            gpu = gpu or free_gpu(lane, work)
             try:
-                return self._gpu.run(job)
+                return gpu.run(job)
             except AbsentGpuError:
-                self._gpu = None
+                gpu = None
 
-    def close(self) -> None:
-        """Release the GPU."""
-        if self._gpu is not None:
-            self._gpu.close()
+    try:
+        yield run
+    finally:
+        if gpu is not None:
+            gpu.close()
 
 
 def no_gpu_error(present: Sequence[str], model: str = "", reason: str = "") -> InputError:

@@ -84,28 +84,22 @@ class GpuReply:
     readings: list[Reading] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedGpu:
-    """A GPU that a machine offers: one of its own, or one that replays a recording."""
-
-    uuid: str
-    device: DeviceProperties
-    index: int = 0
-    recordings: tuple[str, ...] = ()
-    """Files that a simulated GPU replays, one a problem."""
-    seconds: float = 0.0
-    """Time that a simulated GPU takes for a candidate."""
-
-
 class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
-    """A GPU, held by a process of Dask."""
+    """A GPU that a machine offers, one of its own or one that replays a recording, held by a process of Dask.
+
+    ``recordings`` are the files that a simulated GPU replays, one a problem, and ``seconds`` is the time that it takes
+    for a candidate.
+    """
 
     name = _PLUGIN
     setup = staticmethod(ignore_interrupts)
     """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
 
-    def __init__(self, gpu: OfferedGpu) -> None:
-        self._gpu = gpu
+    def __init__(
+        self, uuid: str, device: DeviceProperties, index: int = 0, recordings: Sequence[str] = (), seconds: float = 0.0
+    ) -> None:
+        self.uuid, self.device = uuid, device
+        self._index, self._recordings, self._seconds = index, recordings, seconds
         self._backend: Backend | None = None
         self._session = ""
         self._used_at = 0.0
@@ -122,19 +116,19 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     def handle(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         """Answer a request; requests come one at a time, as each takes the one resource of this process."""
         if request.version != __version__:
-            raise InputError(f"{self._gpu.uuid} runs autotile {__version__}, the session {request.version}")
+            raise InputError(f"{self.uuid} runs autotile {__version__}, the session {request.version}")
         is_own = self._session == request.session
         is_busy = bool(self._session) and not is_own and time.monotonic() - self._used_at < _LEASE_S
         if request.op == "describe":
             if is_own:
                 self._used_at = time.monotonic()
-            return GpuReply(device=self._gpu.device, is_busy=is_busy)
+            return GpuReply(device=self.device, is_busy=is_busy)
         if request.op == "close":
             if is_own:
                 self._end()
             return GpuReply()
         if is_busy:
-            raise WorkerError(f"{self._gpu.uuid} works for another session")
+            raise WorkerError(f"{self.uuid} works for another session")
         self._used_at = time.monotonic()
         try:
             if not is_own:
@@ -150,18 +144,18 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._end()
         self._session = request.session
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
-        asked, uuid = request.workload, self._gpu.uuid
+        asked, uuid = request.workload, self.uuid
         if asked is None:
             self._end_idle()
             return
-        if self._gpu.recordings:
-            found = {file: read_recording_header(Path(file)).problem for file in self._gpu.recordings}
+        if self._recordings:
+            found = {file: read_recording_header(Path(file)).problem for file in self._recordings}
             wanted = request.kernel, {**asked.sizes}, asked.dtype
             same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
             if not same:
                 known = "; ".join(map(str, found.values()))
                 raise InputError(f"{uuid} replays recordings of {known}, not of the session's problem")
-            self._backend = ReplayBackend(read_recording(Path(same[0])), uuid=uuid, seconds=self._gpu.seconds)
+            self._backend = ReplayBackend(read_recording(Path(same[0])), uuid=uuid, seconds=self._seconds)
         else:
             if self._idle is not None:
                 self._idle.cancel()
@@ -173,12 +167,12 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         job = with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
         if self._backend is None:  # the entries have problems of their own
-            self._backend = Gpu(None, request.deadline_s, device_index=self._gpu.index)
+            self._backend = Gpu(None, request.deadline_s, device_index=self._index)
         readings = self._backend.run(job)
         return GpuReply(readings=[replace(one, began_at=0.0) for one in readings])  # by the clock of this machine
 
     def _on_this_machine(self, workload: Workload) -> Workload:
-        settings, index = read_settings(), self._gpu.index
+        settings, index = read_settings(), self._index
         limit_bytes = settings.cache_limit_bytes
         return replace(workload, device_index=index, cache=str(settings.cache), cache_limit_bytes=limit_bytes)
 
@@ -234,12 +228,12 @@ def answer(text: str, cubins: Mapping[str, bytes]) -> str:
     return encode_json(to_fields(reply))
 
 
-def live_gpus(indices: Sequence[int]) -> list[OfferedGpu]:
+def live_gpus(indices: Sequence[int]) -> list[GpuPlugin]:
     """Return GPUs of this machine."""
-    return [OfferedGpu(device_uuid(index), live_device(index), index) for index in indices]
+    return [GpuPlugin(device_uuid(index), live_device(index), index) for index in indices]
 
 
-def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[OfferedGpu]:
+def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> list[GpuPlugin]:
     """Return GPUs that replay a recording, or those of a folder; each takes so many seconds for a candidate.
 
     Raise `InputError` if there is no recording, one cannot be read, or they are of several GPUs.
@@ -253,11 +247,11 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
     if any(one.name != device.name for one in devices.values()):
         raise InputError(f"the recordings in {recording} are of several GPUs; give each model a worker of its own")
     host, paths = socket.gethostname(), tuple(str(file.absolute()) for file in files)
-    return [OfferedGpu(f"{SIMULATED}{host}-{n}", device, n, paths, seconds) for n in numbers]
+    return [GpuPlugin(f"{SIMULATED}{host}-{n}", device, n, paths, seconds) for n in numbers]
 
 
 def offer(
-    scheduler: str, gpus: Sequence[OfferedGpu], observe: Callable[[str], None], *, compilers: int = 0, insecure: bool
+    scheduler: str, gpus: Sequence[GpuPlugin], observe: Callable[[str], None], *, compilers: int = 0, insecure: bool
 ) -> None:
     """Offer GPUs and compilers to the sessions of a scheduler until Ctrl-C or SIGTERM.
 
@@ -271,7 +265,7 @@ def offer(
     offers: dict[str, Mapping[str, Any]] = {}
     """Arguments of the nanny of each process of Dask, by the name that the user is told."""
     for gpu in gpus:
-        resources, plugins = {gpu.uuid: 1, gpu.device.name: 1}, (GpuPlugin(gpu),)
+        resources, plugins = {gpu.uuid: 1, gpu.device.name: 1}, (gpu,)
         offers[f"{gpu.uuid} ({gpu.device.name})"] = {"resources": resources, "plugins": plugins, "nthreads": 1}
     if compilers:
         resource = COMPILERS + toolchain()
