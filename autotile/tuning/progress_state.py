@@ -4,50 +4,21 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import SAME_CODE, Config, Outcome, Problem, Rule, Stopped, Trial, config_key, config_text
-from autotile.core.timeline import MIN_PACE_STEPS, NO_TIMELINE, STEADY_STEPS, Pace, Timeline
+from autotile.core.timeline import MIN_PACE_STEPS, STEADY_STEPS, Pace
 from autotile.errors import InputError
 from autotile.kernel.problem import Workrate
 from autotile.search.samplers import AUTO, SAMPLERS
 from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 from autotile.workers.jobs import REPEATS, finals_limit_s, race_rounds
-
-if TYPE_CHECKING:
-    from autotile.workers.compile_pool import CompilePool
-
-
-class Clock:
-    """Wall time of a session, from construction on, and of each phase that was reached, which the timeline takes up."""
-
-    def __init__(self, timeline: Timeline = NO_TIMELINE) -> None:
-        self._start = time.monotonic()
-        self._timeline = timeline
-        self.phases_s: dict[str, float] = {}
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since construction."""
-        return time.monotonic() - self._start
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure the time of the ``with`` block."""
-        start = self.elapsed_s
-        try:
-            with self._timeline.span("session", name):
-                yield
-        finally:
-            self.phases_s[name] = round(self.elapsed_s - start, 3)
 
 
 class StopRequest:
@@ -86,12 +57,15 @@ ones fewer."""
 
 
 class StoppingRules:
-    """The limits on trials and budget, the minimum expected gain, and the user's interrupt."""
+    """The limits on trials and budget, the minimum expected gain, and the user's interrupt.
 
-    def __init__(self, options: TuneOptions, log: TrialLog, clock: Clock, stop: StopRequest) -> None:
+    ``elapsed_s`` returns the time since the session began, in seconds.
+    """
+
+    def __init__(self, options: TuneOptions, log: TrialLog, elapsed_s: Callable[[], float], stop: StopRequest) -> None:
         self._options = options
         self._log = log
-        self._clock = clock
+        self._elapsed_s = elapsed_s
         self.stop = stop
         self.least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
         """Expected gain below which the search ends; 0 for none."""
@@ -123,7 +97,7 @@ class StoppingRules:
     @property
     def is_out_of_time(self) -> bool:
         """Whether the budget is used up."""
-        return self._options.budget_s is not None and self._clock.elapsed_s >= self._options.budget_s
+        return self._options.budget_s is not None and self._elapsed_s() >= self._options.budget_s
 
     @property
     def room(self) -> int | None:
@@ -401,35 +375,20 @@ _MIN_SHARE_BINDS = 0.5
 as long, so that below, most of its time is spent elsewhere."""
 
 
-class LoadMeter:
-    """Measures the load of a search with a number of compile workers and of GPUs."""
+LoadReading = tuple[float, float, float, float]
+"""Seconds as a trial ended: by the clock, of compiling so far, of the trial on its GPU, and at the start of the newest
+compilation."""
 
-    def __init__(self, compile_pool: CompilePool, workers: int, gpu_count: int = 1) -> None:
-        self._compile_pool = compile_pool
-        self._workers = workers
-        self._gpu_count = gpu_count
-        self._first: tuple[float, float, float] | None = None
-        """Seconds by the clock, of compiling and on the GPUs, as the first trial ended."""
-        self._last: tuple[float, float, float] | None = None
-        self._newest: tuple[float, float, float] | None = None
-        self._gpu_s = 0.0
 
-    def add(self, trial: Trial) -> None:
-        """Register a trial that has just ended."""
-        if self._first is not None:
-            self._gpu_s += sum(trial.seconds.get(stage, 0.0) for stage in ("load", "verify", "measure"))
-        self._newest = reading = time.perf_counter(), self._compile_pool.busy_s, self._gpu_s
-        self._first = self._first or reading
-        if self._last is None or self._last[0] < self._compile_pool.begun_at:
-            self._last = reading
-
-    def read(self) -> Load | None:
-        """Return the load; None before two trials have ended."""
-        first, last = self._first, self._newest if self._last is self._first else self._last
-        if first is None or last is None or first is last:
-            return None
-        wall_s, compiled_s = last[0] - first[0], last[1] - first[1]
-        gpu, compilers = last[2] / wall_s / self._gpu_count, compiled_s / wall_s / self._workers
-        is_bound = max(gpu, compilers) >= _MIN_SHARE_BINDS
-        binds: Literal["gpu", "compilers", "neither"] = "gpu" if gpu >= compilers else "compilers"
-        return Load(round(gpu, 3), round(compilers, 3), binds if is_bound else "neither")
+def measure_load(readings: Sequence[LoadReading], workers: int, gpu_count: int) -> Load | None:
+    """Return the load of a search with a number of compile workers and of GPUs; None before two trials have ended."""
+    if len(readings) < 2:
+        return None
+    last_begun_s = readings[-1][3]
+    end = next((place for place, reading in enumerate(readings) if reading[0] >= last_begun_s), 0) or len(readings) - 1
+    wall_s, compiled_s = readings[end][0] - readings[0][0], readings[end][1] - readings[0][1]
+    gpu_s = sum(reading[2] for reading in readings[1 : end + 1])
+    gpu, compilers = gpu_s / wall_s / gpu_count, compiled_s / wall_s / workers
+    is_bound = max(gpu, compilers) >= _MIN_SHARE_BINDS
+    binds: Literal["gpu", "compilers", "neither"] = "gpu" if gpu >= compilers else "compilers"
+    return Load(round(gpu, 3), round(compilers, 3), binds if is_bound else "neither")

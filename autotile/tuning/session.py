@@ -57,8 +57,7 @@ from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_fina
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
-    Clock,
-    LoadMeter,
+    LoadReading,
     Observer,
     Progress,
     StoppingRules,
@@ -67,6 +66,7 @@ from autotile.tuning.progress_state import (
     TrialLog,
     check_kernel_failure,
     check_until,
+    measure_load,
 )
 from autotile.tuning.result import WORK, Recorded, TuneResult, measure_drift, pareto_front
 from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_groups, session_objective
@@ -254,7 +254,9 @@ class Session:
         self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
-        self._clock = Clock(self._timeline)
+        self._begun_s = time.monotonic()
+        self._phases_s: dict[str, float] = {}
+        """Wall time of each phase that was reached."""
         self._resources = ExitStack()
         self._reported = "starting"
         """Phase that was reported last."""
@@ -274,13 +276,14 @@ class Session:
         self._plan = SearchPlan(*of, backend=backend, database=database, study_id=study, key=self.key, workers=cores)
         self.space = space = self._plan.space
         self._log = TrialLog(space, map(self._scorer.scored, self._plan.earlier))
-        self._rules = StoppingRules(options, self._log, self._clock, self._stop)
+        self._rules = StoppingRules(options, self._log, self._elapsed_s, self._stop)
         self._time_left = TimeLeft(options, len(space))
         self._time_left.remember(self._log.trials)
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
         self._shortlist: Shortlist | None = None  # of `run`
-        self._load = LoadMeter(self._compile_pool, cores, backend.gpu_count)
+        self._busy_units = cores, backend.gpu_count
+        self._load_readings: list[LoadReading] = []
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
         self._pipeline.remember(self._log.trials)
@@ -324,6 +327,19 @@ class Session:
         )
         return (*self._notices, *farm, *lost)
 
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._begun_s
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Measure the time of a phase, which the timeline takes up."""
+        start_s = self._elapsed_s()
+        try:
+            with self._timeline.span("session", name):
+                yield
+        finally:
+            self._phases_s[name] = round(self._elapsed_s() - start_s, 3)
+
     def run(self) -> TuneResult:
         """Search until a stopping rule holds, race the best candidates, and store the result.
 
@@ -338,7 +354,7 @@ class Session:
                 try:
                     with ExitStack() as searching:
                         self._report("starting")
-                        with self._clock.phase("start"):
+                        with self._phase("start"):
                             with fork_guard.use():  # a fork waits for the imports, most of what a session needs
                                 from autotile.search.search import Shortlist
 
@@ -360,7 +376,7 @@ class Session:
                                 searching.callback(loading.join)
                             self._backend.wait()
                             self._align_scale()
-                        with self._clock.phase("search"):
+                        with self._phase("search"):
                             self._search(shortlist)
                         self._hold_finals()
                 except KeyboardInterrupt:
@@ -376,7 +392,7 @@ class Session:
         """Record the start of the run, and wait until candidates can be run; `finish` or `abort` comes last."""
         self._start_run()
         try:
-            with self._clock.phase("start"):
+            with self._phase("start"):
                 self._backend.wait()
         except BaseException:
             self.abort()
@@ -582,8 +598,10 @@ class Session:
             self._record.add(*(trial for _, trial in ended))
         for candidate, trial in ended:
             self._log.add(trial)
-            self._load.add(trial)
-            self._time_left.add(self._clock.elapsed_s, trial)
+            gpu_s = sum(trial.seconds.get(stage, 0.0) for stage in ("load", "verify", "measure"))
+            pool = self._compile_pool
+            self._load_readings.append((time.perf_counter(), pool.busy_s, gpu_s, pool.begun_at))
+            self._time_left.add(self._elapsed_s(), trial)
             if proposer is not None:
                 with self._timeline.span("session", "tell"):
                     proposer.tell(candidate.row, trial)
@@ -673,7 +691,7 @@ class Session:
         for trial in news:
             self._pipeline.remember([trial])
             self._learn(trial)
-            self._time_left.add(self._clock.elapsed_s, trial)
+            self._time_left.add(self._elapsed_s(), trial)
             self._report("searching", trial)
         self._rules.running = self._pipeline.running + len(self._chosen) + self._record.others
 
@@ -716,8 +734,8 @@ class Session:
         )
         best = self._log.best
         if best is not None and best.time_us is not None and self._backend.source == "cuda":
-            rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._clock.elapsed_s))
-        with self._clock.phase("finals"):
+            rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._elapsed_s()))
+        with self._phase("finals"):
             count = self._options.finals
             finalists = choose_finalists(self.trials, rules, count, self._options.tries) if count else []
             if any(trial.outcome is Outcome.OK for trial in finalists):
@@ -736,7 +754,7 @@ class Session:
 
     def _report_finals(self, left_s: float) -> None:
         """Report the finals, at first and wherever what is left of them is not what was reported."""
-        end_s = self._clock.elapsed_s + left_s
+        end_s = self._elapsed_s() + left_s
         if not self._finals_end_s or abs(end_s - self._finals_end_s) > _MOVED_S:
             self._finals_end_s = end_s
             self._report("finals")
@@ -768,13 +786,13 @@ class Session:
             speedup=finals.speedup,
             ties=finals.ties,
             refused=finals.refused,
-            load=self._load.read(),
+            load=measure_load(self._load_readings, *self._busy_units),
             drift=measure_drift(log.trials),
             front=pareto_front([*log.trials, *raced.values()], self._options.objectives),
             stopped=self._stopped,
             insight=self._effects,
-            seconds=self._clock.elapsed_s,
-            phases=dict(self._clock.phases_s),
+            seconds=self._elapsed_s(),
+            phases=dict(self._phases_s),
             resumed=log.resumed,
             interrupted=interrupted,
             database=self._database.location,
@@ -795,7 +813,7 @@ class Session:
 
     def _report(self, phase: str, last: Trial | None = None) -> None:
         self._reported = phase
-        log, elapsed_s = self._log, self._clock.elapsed_s
+        log, elapsed_s = self._log, self._elapsed_s()
         left_s: float | None = None
         if phase == "finals":
             left_s = max(0.0, self._finals_end_s - elapsed_s)

@@ -6,9 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,15 +23,14 @@ from autotile.search import search
 from autotile.space.search_space import feasible_space
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
-    Clock,
     Load,
-    LoadMeter,
     StoppingRules,
     StopRequest,
     TimeLeft,
     TrialLog,
     check_kernel_failure,
     check_until,
+    measure_load,
 )
 from autotile.workers.compile_pool import CompilePool
 
@@ -99,7 +96,7 @@ class TestSession:
 
 
 def rules_of(options: TuneOptions, log: Any = ()) -> StoppingRules:
-    return StoppingRules(options, log, Clock(), StopRequest())
+    return StoppingRules(options, log, lambda: 0.0, StopRequest())
 
 
 class TestRule:
@@ -310,26 +307,21 @@ def test_the_estimate_is_better_than_the_mean_since_the_start():
     assert after < 0.7 * before
 
 
-def test_the_load_is_that_between_the_first_trial_and_the_last_compilation(monkeypatch):
-    moment = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(import_module("autotile.tuning.progress_state").time, "perf_counter", lambda: moment.now)
-    pool: Any = SimpleNamespace(busy_s=0.0, begun_at=0.0)
-    meter = LoadMeter(pool, workers=2)
-    assert meter.read() is None
-    # time, seconds on the GPU, seconds compiled so far, start of the newest compilation
-    moments = ((10, 5, 20, 10), (11, 0.25, 21, 11), (12, 0.25, 23, 11.5), (15, 3, 23, 11.5))
-    for now, gpu_s, compiled_s, begun_at in moments:
-        moment.now, pool.busy_s, pool.begun_at = now, compiled_s, begun_at
-        seconds = {"compile": 9.0, "load": 0.0, "verify": gpu_s / 2, "measure": gpu_s / 2}
-        meter.add(Trial({"A": 1}, Outcome.OK, seconds=seconds))
-        assert (meter.read() is None) == (now == 10)  # one trial has no load
-    load = meter.read()
-    assert load == Load(gpu_busy=0.25, compilers_busy=0.75, binds="compilers")
-    moment.now = pool.begun_at = 50  # for most of this time, neither worked
-    meter.add(Trial({"A": 1}, Outcome.OK, seconds=seconds))
-    load = meter.read()
+def test_the_load_is_that_between_the_first_trial_and_the_last_compilation():
+    # time, seconds compiled so far, seconds on the GPU, start of the newest compilation
+    readings = [(10.0, 20.0, 5.0, 10.0), (11.0, 21.0, 0.25, 11.0), (12.0, 23.0, 0.25, 11.5), (15.0, 23.0, 3.0, 11.5)]
+    assert measure_load([], 2, 1) is measure_load(readings[:1], 2, 1) is None  # one trial has no load
+    assert all(measure_load(readings[:count], 2, 1) is not None for count in (2, 3, 4))
+    assert measure_load(readings, 2, 1) == Load(gpu_busy=0.25, compilers_busy=0.75, binds="compilers")
+    readings.append((50.0, 23.0, 3.0, 50.0))  # for most of this time, neither worked
+    load = measure_load(readings, 2, 1)
     assert load is not None
     assert (load.gpu_busy, load.compilers_busy, load.binds) == (pytest.approx(0.1625, abs=1e-3), 0.037, "neither")
+
+
+def test_the_load_of_a_small_space_is_that_up_to_the_last_trial():
+    readings = [(10.0, 8.0, 1.0, 2.0), (12.0, 8.0, 1.5, 2.0), (14.0, 8.0, 1.5, 2.0)]  # all were compiling before
+    assert measure_load(readings, 2, 1) == Load(gpu_busy=0.75, compilers_busy=0.0, binds="gpu")
 
 
 def ctrl_c() -> None:
