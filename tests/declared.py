@@ -32,6 +32,8 @@ def _values(kind: inspect.Type, depth: int) -> st.SearchStrategy[Any]:
             return st.integers(kind.ge if kind.ge is not None else -(2**63), kind.le if kind.le is not None else 2**63)
         case inspect.FloatType():
             return st.floats(kind.ge, kind.le, allow_nan=False, allow_infinity=False)
+        case inspect.CustomType():  # a path
+            return TEXTS
         case inspect.StrType():
             return st.from_regex(kind.pattern) if kind.pattern else TEXTS
         case inspect.DateTimeType():

@@ -14,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
-from autotile.core.documents import Name, Text, convert
-from autotile.core.model import CompiledFunction, Outcome
+from autotile.core.documents import Text, convert
+from autotile.core.model import Outcome
 from autotile.core.timeline import NO_TIMELINE, Timeline
 from autotile.cuda.compiler import CachedCubin, Compilation, CompileJob, CubinCache
 from autotile.cuda.toolchain import load_nvrtc
@@ -60,7 +58,7 @@ class Compiled:
     cubin: CachedCubin | None
     seconds: float = 0.0
     outcome: Outcome = Outcome.OK
-    reason: str = ""
+    reason: Text = ""
 
 
 _ENDED = Compiled(None, outcome=Outcome.NOT_COMPILED, reason="the session ended before it was compiled")
@@ -351,7 +349,7 @@ class CompilePool:
         try:
             if closing:
                 child.kill()
-            found = parsed_reply(child.request(message, one.deadline_s), CompiledCubin)
+            compiled = parsed_reply(child.request(message, one.deadline_s), Compiled)
         except WorkerTimeoutError:
             child.kill()
             reason = f"the compiler was stopped after {one.deadline_s:g} s"
@@ -369,9 +367,7 @@ class CompilePool:
             with self._lock:
                 self._compiling.discard(child)
         self._worker_pool.release(child)
-        if found.outcome is not Outcome.OK:
-            return Compiled(None, outcome=found.outcome, reason=found.reason)
-        return Compiled(CachedCubin(Path(found.path), found.cubin_hash, found.functions))
+        return compiled
 
     @contextmanager
     def _turn(self, *, alone: bool) -> Iterator[None]:
@@ -409,16 +405,6 @@ def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) ->
         return pool.submit(lambda: job).result()
 
 
-class CompiledCubin(msgspec.Struct):
-    """Reply of a compile worker; an outcome with its reason comes without a cubin."""
-
-    path: str
-    cubin_hash: Name
-    functions: dict[Name, CompiledFunction]
-    outcome: Outcome = Outcome.OK
-    reason: Text = ""
-
-
 _caches: dict[tuple[str, int], CubinCache] = {}
 """Caches of a compile worker, by folder and limit."""
 
@@ -430,11 +416,10 @@ def compile_one(message: Mapping[str, Any], _: Stage) -> Mapping[str, Any]:
     key = message["cache"], message["limit_bytes"]
     found = _caches.get(key) or _caches.setdefault(key, CubinCache(Path(key[0]), key[1]))
     try:
-        cubin = found.get_or_compile(convert(message["job"], CompileJob))
+        return {"cubin": found.get_or_compile(convert(message["job"], CompileJob))}
     except CompileError as error:
         outcome = Outcome.RESOURCE_EXCEEDED if error.exceeds_limit else Outcome.COMPILE_FAILED
-        return {"path": "", "cubin_hash": "", "functions": {}, "outcome": outcome, "reason": str(error)}
-    return {"path": cubin.path, "cubin_hash": cubin.cubin_hash, "functions": cubin.functions}
+        return {"cubin": None, "outcome": outcome, "reason": str(error)}
 
 
 def _prepare() -> None:

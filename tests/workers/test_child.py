@@ -12,7 +12,7 @@ from child_python import python
 
 from autotile.errors import WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child, parsed_reply
-from autotile.workers.compile_pool import CompiledCubin
+from autotile.workers.compile_pool import Compiled
 from autotile.workers.jobs import Readings
 
 DEADLINE_S = 0.6
@@ -85,6 +85,7 @@ def test_the_end_of_a_child_is_told_with_an_excerpt_of_what_is_malformed(child, 
 
 
 READING = {"outcome": "ok", "stage": "measure"}
+CUBIN = {"path": "p", "cubin_hash": "h", "functions": {}}
 FUNCTION = {"symbol": "f", "resources": {"registers": 1}}
 
 
@@ -94,8 +95,9 @@ FUNCTION = {"symbol": "f", "resources": {"registers": 1}}
         (Readings, {"readings": [{**READING, "outcome": "splendid"}]}, "outcome: invalid enum value 'splendid'"),
         (Readings, {"readings": [{**READING, "measurement": [1, 2]}]}, "is malformed: .*measurement: expected object"),
         (Readings, {"readings": [{**READING, "rounds_us": 5}]}, "is malformed: .*rounds_us: expected array"),
-        (CompiledCubin, {"path": "p", "cubin_hash": "h", "functions": {"f": FUNCTION}}, "].resources: object missing"),
-        (CompiledCubin, {"kind": "setup"}, "is malformed"),
+        (Compiled, {"cubin": {**CUBIN, "functions": {"f": FUNCTION}}}, "].resources: object missing"),
+        (Compiled, {"cubin": {**CUBIN, "path": 5}}, "is malformed: .*cubin.path: "),
+        (Compiled, {"kind": "setup"}, "is malformed"),
     ],
 )
 def test_a_reply_of_a_wrong_shape_is_an_error(schema, reply, words):

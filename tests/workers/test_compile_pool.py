@@ -182,7 +182,7 @@ def test_a_compilation_that_takes_all_memory_costs_one_candidate(make, source):
         ("exit", Outcome.COMPILE_FAILED, "the compiler failed: the worker died with exit code 3"),
         ("fault_in_verify", Outcome.COMPILE_FAILED, "SIGSEGV"),
         ("sleep", Outcome.TIMED_OUT, "the compiler was stopped after 0.5 s"),
-        ("no_keys", Outcome.COMPILE_FAILED, "is malformed: object missing required field path"),
+        ("no_keys", Outcome.COMPILE_FAILED, "is malformed: object missing required field cubin"),
     ],
 )
 def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(bad, deed, outcome, words):
