@@ -333,7 +333,7 @@ def _verified(served: BoundKernel, loaded: Kernel, options: TuneOptions) -> set[
     with Database.open_readonly(str(options.database)) or nullcontext() as opened:
         checks = opened.read(CHECKS, kernel=loaded.name, dtype=served.problem.dtype) if opened is not None else []
     requested = key_of(loaded, served.problem, served.device, l2_mode="cold")
-    return {check.config for check in checks if check.passed and check.key == requested}
+    return {config for key, config, passed in checks if passed and key == requested}
 
 
 def _served(kernel: KernelName, problem: Problem, options: TuneOptions) -> BoundKernel:

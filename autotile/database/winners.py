@@ -27,7 +27,6 @@ from autotile.core.documents import (
     Moment,
     Name,
     NonNegative,
-    Text,
     TimeUs,
     Whole,
     canonical_json,
@@ -163,12 +162,8 @@ class WinnerDocument(ResultDocument):
         return self.winner_of(self.key, self.device, shipped=self.shipped)
 
 
-class StoredVerdict(msgspec.Struct, frozen=True):
-    """Verdict of finals or of a verification on a configuration, by its `config_key`, that is not ranked."""
-
-    key: TuningKey
-    config: Text
-    passed: bool
+StoredVerdict = tuple[TuningKey, str, bool]
+"""Verdict of finals or a verification that is not ranked: key, `config_key`, and whether the configuration passed."""
 
 
 class StoredRule(msgspec.Struct, frozen=True):
@@ -286,9 +281,7 @@ CHECKS: Query[StoredVerdict] = Query(
     WHERE studies.kernel = :kernel AND studies.dtype = :dtype AND trials.phase = 'final' AND trials.rank IS NULL
     ORDER BY trials.id
     """,
-    lambda row: convert(
-        {"key": _decoded(row), "config": row["config_key"], "passed": row["outcome"] == "ok"}, StoredVerdict
-    ),
+    lambda row: (convert(_decoded(row), TuningKey), str(row["config_key"]), row["outcome"] == "ok"),
     "trials",
 )
 """Verdicts of finals and verifications on configurations of a kernel that are not ranked, oldest first."""

@@ -256,9 +256,9 @@ class KernelRequest:
         """
         asked = self.key
         newest = {
-            check.config: check.passed
-            for check in self.shelf.checks
-            if replace(check.key, nvrtc_version=asked.nvrtc_version, l2_mode=asked.l2_mode) == asked
+            config: passed
+            for key, config, passed in self.shelf.checks
+            if replace(key, nvrtc_version=asked.nvrtc_version, l2_mode=asked.l2_mode) == asked
         }
         return {config for config, passed in newest.items() if not passed}
 

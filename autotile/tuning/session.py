@@ -73,7 +73,7 @@ from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_gro
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Candidate, SizedCubin, finals_limit_s
+from autotile.workers.jobs import Candidate, finals_limit_s
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -945,7 +945,7 @@ class Compiling:
         if cubin is None:
             return None
         others = tuple(
-            SizedCubin(sizes, str(other.path), other.symbols)
+            (sizes, str(other.path), other.symbols)
             for sizes, compilation in self.others
             if (other := compilation.result().cubin) is not None
         )

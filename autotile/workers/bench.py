@@ -617,7 +617,7 @@ class LaidOut:
         """Verify at the tuned sizes, and before at the others, repeatedly, unless the same code was verified there."""
         others = [one for one in self._all if one is not self._tuned]
         code = canonical_json(
-            [candidate.cubin_path, [one.cubin_path for one in candidate.others], [one.problem.sizes for one in others]]
+            [candidate.cubin_path, [path for _, path, _ in candidate.others], [one.problem.sizes for one in others]]
         )
         verdict = self._kernel.checked.get(code)
         if verdict is None:

@@ -63,13 +63,9 @@ class Workload:
     """Folder of the results of a reference in Python, or of those on which configurations agreed; "" for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class SizedCubin:
-    """A configuration compiled for other sizes than those that are tuned."""
-
-    sizes: Mapping[str, int]
-    cubin_path: str
-    symbols: Mapping[str, str]
+SizedCubin = tuple[Mapping[str, int], str, Mapping[str, str]]
+"""Sizes other than those that are tuned, the path of the cubin that was compiled for them, and the names in it of its
+entries, as of a `Candidate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +247,7 @@ def with_files(job: Job, file: Callable[[str], str], workload: Callable[[Workloa
     """Return a job whose cubins' paths and workloads are replaced by functions of them, as on another machine."""
 
     def moved(candidate: Candidate) -> Candidate:
-        others = tuple(replace(other, cubin_path=file(other.cubin_path)) for other in candidate.others)
+        others = tuple((sizes, file(path), symbols) for sizes, path, symbols in candidate.others)
         return replace(candidate, cubin_path=file(candidate.cubin_path), others=others)
 
     return replace(_with_candidates(job, moved), workloads=tuple(map(workload, job.workloads)))
@@ -287,5 +283,5 @@ def loaded(candidate: Candidate, spec: KernelSpec) -> StepFunctions:
     """Load a candidate into the current context."""
     from autotile.cuda.function import StepFunctions  # of the processes that use the device only
 
-    others = ((one.sizes, Path(one.cubin_path), one.symbols) for one in candidate.others)
+    others = ((sizes, Path(path), symbols) for sizes, path, symbols in candidate.others)
     return StepFunctions(spec.steps, Path(candidate.cubin_path), candidate.symbols, others)

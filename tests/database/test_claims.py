@@ -282,7 +282,7 @@ def test_winners_and_verdicts_stay_and_sessions_go_on_between_batches(shared, lo
     assert [one.trial_id for one in left[2:]] == stored
     assert [best.trial.config for best in shared.best(study_id=study)] == [{"BM": 3}]
     checks = shared.read(CHECKS, kernel=key.kernel, dtype=key.dtype)
-    assert [(check.config, check.passed) for check in checks] == [('{"BM":0}', False)]
+    assert [(config, passed) for _, config, passed in checks] == [('{"BM":0}', False)]
     assert check_database(shared).ok
 
 

@@ -280,9 +280,7 @@ def test_both_readers_return_the_winner_and_the_verdicts_on_unranked_configurati
     verdicts = [Trial(CONFIG, outcome) for outcome in (Outcome.WRONG_RESULT, Outcome.OK)]
     database.add_run(study, verdicts, sampler="random", phase="final")
     stored = database.read(winners.CHECKS, **of)
-    assert [check.passed for check in stored] == [False, True]
-    assert {check.config for check in stored} == {model.config_key(CONFIG)}
-    assert all(check.key == key for check in stored)
+    assert stored == [(key, model.config_key(CONFIG), passed) for passed in (False, True)]
     assert read_file(database.location, winners.CHECKS, **of) == stored
     assert read_file(database.location, winners.CHECKS, kernel=key.kernel, dtype="float64") == []
 

@@ -695,15 +695,16 @@ class TestFamilies:
     def test_what_was_found_to_be_wrong_for_this_problem(self):
         rule = rule_of(self.family, (SMALL, LARGE), Leaf((0, 1)))
         stored = StoredRule(structs.replace(self.key, sizes={}), H200, rule, NOW)
-        wrong = StoredVerdict(self.key, config_key(SMALL), passed=False)
+        key, small = self.key, config_key(SMALL)
+        wrong: StoredVerdict = key, small, False
         for checks, expected in (
             ([], SMALL),
             ([wrong], LARGE),
-            ([structs.replace(wrong, key=structs.replace(self.key, nvrtc_version="12.0"))], LARGE),
-            ([structs.replace(wrong, key=structs.replace(self.key, sizes={"n": 4098}))], SMALL),
-            ([structs.replace(wrong, key=structs.replace(self.key, template_hash="another"))], SMALL),
-            ([wrong, structs.replace(wrong, passed=True)], SMALL),
-            ([wrong, StoredVerdict(self.key, config_key(LARGE), passed=False)], DEFAULT),
+            ([(structs.replace(key, nvrtc_version="12.0"), small, False)], LARGE),
+            ([(structs.replace(key, sizes={"n": 4098}), small, False)], SMALL),
+            ([(structs.replace(key, template_hash="another"), small, False)], SMALL),
+            ([wrong, (key, small, True)], SMALL),
+            ([wrong, (key, config_key(LARGE), False)], DEFAULT),
         ):
             assert self.choice(stored, checks=checks).config == expected, checks
 

@@ -34,7 +34,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.schedule import Schedule
 from autotile.workers.child import is_running
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, SizedCubin, Time
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, Time
 
 PRELOAD = """
 from pathlib import Path
@@ -254,15 +254,15 @@ class TestGrid:
         other = tmp_path / "other.cubin"
         other.write_bytes(b"for 1001 elements")
         job = self.job(bench, GOOD)
-        candidate = replace(job.entries[0].candidate, others=(SizedCubin({"n": 1001}, str(other), {}),))
+        candidate = replace(job.entries[0].candidate, others=(({"n": 1001}, str(other), {}),))
         with grid_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
             (reading,) = run(replace(job, entries=(Entry(candidate, problem=0),)))
             assert reading.outcome is Outcome.OK
             (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
-            (sent,) = logged["others"]
-            assert sent["sizes"] == {"n": 1001}
-            assert sent["cubin_path"] != str(other)
-            assert Path(sent["cubin_path"]).read_bytes() == b"for 1001 elements"
+            ((sizes, sent, _),) = logged["others"]
+            assert sizes == {"n": 1001}
+            assert sent != str(other)
+            assert Path(sent).read_bytes() == b"for 1001 elements"
 
     def test_a_death_is_blamed_on_its_entry_and_the_gpu_is_busy_until_it_is_closed(self, near, bench, monkeypatch):
         monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")

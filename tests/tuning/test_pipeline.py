@@ -341,8 +341,8 @@ def test_other_problems_are_compiled_where_sizes_are(bench, sized, device, pool)
     pool.finish()
     compiled = pipeline.next_candidate(proposals)
     candidate = compiled.candidate()
-    assert [dict(other.sizes) for other in candidate.others] == [{"n": size} for size in expected[1:]]
-    assert all(Path(other.cubin_path).name.endswith(f"SIZE={other.sizes['n']}") for other in candidate.others)
+    assert [dict(sizes) for sizes, _, _ in candidate.others] == [{"n": size} for size in expected[1:]]
+    assert all(Path(path).name.endswith(f"SIZE={sizes['n']}") for sizes, path, _ in candidate.others)
     assert convert(to_fields(candidate.others), tuple[SizedCubin, ...]) == candidate.others
 
 

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -159,21 +159,6 @@ def _below(root: Path, path: str) -> str:
     return str(root.joinpath(*parts[1:]))
 
 
-@dataclass(eq=False, slots=True)
-class _FarmJob:
-    job: CompileJob
-    deadline_s: float
-    done: Remote = field(default_factory=Future)
-    begun_at: float = field(default_factory=time.monotonic)
-    task: Any = None
-    """Future of Dask."""
-
-    def end(self, result: Compilation | Compiled | None) -> None:
-        """Pass the result on, unless the job has ended before."""
-        with suppress(InvalidStateError):
-            self.done.set_result(result)
-
-
 class ClusterCompilers:
     """The compilers of a cluster's machines, a `autotile.workers.compile_pool.CompileFarm`.
 
@@ -185,7 +170,8 @@ class ClusterCompilers:
         self._connection = connection
         self._toolchain = toolchain()
         self._lock = threading.Lock()
-        self._running: set[_FarmJob] = set()
+        self._running: dict[Remote, float] = {}
+        """Start of each job that has not ended, by `time.monotonic`."""
         self._headers: dict[str, tuple[str, dict[str, bytes]]] = {}
         """Digest of the author's headers, empty for none, and their contents by their paths, by the source's hash."""
         self._took_s: deque[float] = deque(maxlen=_RECENT)
@@ -221,17 +207,17 @@ class ClusterCompilers:
 
     def submit(self, job: CompileJob, deadline_s: float) -> Remote:
         """Send a job; the future's result is None if it is to be compiled here."""
-        one = _FarmJob(job, deadline_s)
+        done: Remote = Future()
         with self._lock:
-            self._running.add(one)
-        one.done.add_done_callback(lambda _: self._forget(one))
+            self._running[done] = time.monotonic()
+        done.add_done_callback(self._forget)
         try:
-            self._send(one, with_files=False)
+            self._send(done, job, deadline_s, with_files=False)
         except WorkerError:  # the scheduler is lost
-            one.end(None)
+            _end(done, None)
         except Exception as error:  # such as a header that cannot be read, of which the compiler here has more to say
-            self._refuse(one, f"{error}")
-        return one.done
+            self._refuse(done, f"{error}")
+        return done
 
     def close(self) -> None:
         """Give everything back, and look no more."""
@@ -239,11 +225,11 @@ class ClusterCompilers:
         self._watch.join()
         with self._lock:
             left = list(self._running)
-        for one in left:
-            one.end(None)
+        for done in left:
+            _end(done, None)
 
-    def _send(self, one: _FarmJob, *, with_files: bool) -> None:
-        job, path, folders = one.job, Path(one.job.template_path), [Path(folder) for folder in one.job.include_folders]
+    def _send(self, done: Remote, job: CompileJob, deadline_s: float, *, with_files: bool) -> None:
+        path, folders = Path(job.template_path), [Path(folder) for folder in job.include_folders]
         if job.source_hash not in self._headers:
             paths = OwnSources(path, job.source, folders).included
             own = {str(path): read_bytes(path, "included file") for path in sorted(paths)}
@@ -253,46 +239,51 @@ class ClusterCompilers:
         digest, own = self._headers[job.source_hash]
         resolved = tuple(str(folder.resolve()) for folder in folders)
         moved = replace(job, template_path=str(path.parent.resolve() / path.name), include_folders=resolved)
-        text = encode_json(to_fields(CompileRequest(self._toolchain, job.key, moved, one.deadline_s, digest)))
+        text = encode_json(to_fields(CompileRequest(self._toolchain, job.key, moved, deadline_s, digest)))
         files, resource = own if with_files else {}, COMPILERS + self._toolchain
-        one.task = self._connection.submit(compile_remotely, text, files, resource=resource)
-        one.task.add_done_callback(lambda task: self._take(one, task))
+        task = self._connection.submit(compile_remotely, text, files, resource=resource)
 
-    def _take(self, one: _FarmJob, task: Any) -> None:
-        """Pass on what a task has returned; anything but a result of the job gives it back."""
-        if one.done.done():
+        def cancel(_: Remote) -> None:
+            if not task.done():
+                with suppress(Exception):  # the connection is closed, and the task with it
+                    task.cancel()
+
+        done.add_done_callback(cancel)
+        task.add_done_callback(lambda _: self._take(task, done, job, deadline_s))
+
+    def _take(self, task: Any, done: Remote, job: CompileJob, deadline_s: float) -> None:
+        """Pass on what a task, a future of Dask, has returned; anything but a result of the job gives it back."""
+        if done.done():
             return
         if task.cancelled():  # the scheduler was lost
-            one.end(None)
+            _end(done, None)
             return
         try:
             reply, cubin = _read(task.result(timeout=_FETCH_S))
             if reply.lacks_files:
-                self._send(one, with_files=True)
+                self._send(done, job, deadline_s, with_files=True)
                 return
         except Exception as error:  # whatever Dask raises where machines died, and what a damaged reply gives
-            self._refuse(one, f"{type(error).__name__}: {error}")
+            self._refuse(done, f"{type(error).__name__}: {error}")
             return
         if reply.refusal:
-            self._refuse(one, reply.refusal)
+            self._refuse(done, reply.refusal)
             return
         self._refusals = 0
-        self._took_s.append(time.monotonic() - one.begun_at)
-        if reply.outcome is Outcome.OK:
-            one.end(Compilation(cubin, reply.functions))
-        else:
-            one.end(Compiled(None, outcome=reply.outcome, reason=reply.reason))
-
-    def _refuse(self, one: _FarmJob, reason: str) -> None:
-        self._refusals, self._refusal = self._refusals + 1, reason
-        one.end(None)
-
-    def _forget(self, one: _FarmJob) -> None:
         with self._lock:
-            self._running.discard(one)
-        if one.task is not None and not one.task.done():
-            with suppress(Exception):  # the connection is closed, and the task with it
-                one.task.cancel()
+            if (begun_at := self._running.get(done)) is not None:
+                self._took_s.append(time.monotonic() - begun_at)
+        is_right = reply.outcome is Outcome.OK
+        found = Compilation(cubin, reply.functions) if is_right else Compiled(None, 0.0, reply.outcome, reply.reason)
+        _end(done, found)
+
+    def _refuse(self, done: Remote, reason: str) -> None:
+        self._refusals, self._refusal = self._refusals + 1, reason
+        _end(done, None)
+
+    def _forget(self, done: Remote) -> None:
+        with self._lock:
+            self._running.pop(done, None)
 
     def look(self) -> None:
         """Count the cores that are offered."""
@@ -310,9 +301,15 @@ class ClusterCompilers:
             usual_s = sorted(self._took_s)[len(self._took_s) // 2] if self._took_s else 0.0
             latest = time.monotonic() - max(_MIN_PATIENCE_S, _PATIENCE * usual_s)
             with self._lock:
-                late = [one for one in self._running if one.begun_at < latest]
-            for one in late:
-                one.end(None)
+                late = [done for done, begun_at in self._running.items() if begun_at < latest]
+            for done in late:
+                _end(done, None)
+
+
+def _end(done: Remote, result: Compilation | Compiled | None) -> None:
+    """Pass the result of a job on, unless it has ended before."""
+    with suppress(InvalidStateError):
+        done.set_result(result)
 
 
 def _read(answer: object) -> tuple[CompileReply, bytes]:
