@@ -760,86 +760,78 @@ _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
 """Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
 
 
-class GpuWorker:
-    """Handler of all requests: ``open``, the jobs ``time``, ``check`` and ``race``, and ``ceilings``."""
+def handle(
+    bench: Bench, preparing: Sequence[threading.Thread], message: Mapping[str, Any], stage: Stage
+) -> Mapping[str, Any]:
+    """Handle one request of the worker: ``open``, the jobs ``time``, ``check`` and ``race``, or ``ceilings``.
 
-    def __init__(self, preparing: Sequence[threading.Thread] = ()) -> None:
-        self._bench = Bench()
-        self._preparing = preparing
-        """Threads that the first request waits for."""
-        self._entered = ""
-        """Stage of the present request."""
+    The first request waits for the threads that prepare the process.
+    """
+    cuda = load_cupy().cuda
+    entered = [""]
+    """Stages of the request so far."""
 
-    def prepare(self) -> None:
-        """Load what every request needs."""
-        load_cupy()
-        import_module("numpy.ma")  # by the first median
+    def enter(name: str) -> None:
+        entered.append(name)
+        stage(name)
 
-    def __call__(self, message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
-        """Handle one request."""
-        cuda = load_cupy().cuda
-        self._entered = ""
+    try:
+        match message["op"]:
+            case "open":
+                enter("open")
+                device = live_device(message["device_index"])
+                for thread in preparing:
+                    thread.join()
+                cuda.Device(message["device_index"]).use()
+                cuda.runtime.free(0)  # makes the context, if there is none
+                if message["workload"] is None:  # each entry has one
+                    return device.to_json()
+                return bench.open(convert(message["workload"], Workload)).to_json()
+            case "race":
+                readings: list[Reading] = []
+                bench.run(read_job(message), enter, readings)
+                return {"readings": readings}
+            case job if job in JOBS:
+                return _run(bench, read_job(message), enter, entered)
+            case "ceilings":
+                from autotile.workers.device_ceilings import measure_ceilings
 
-        def enter(name: str) -> None:
-            self._entered = name
-            stage(name)
+                cache = CubinCache(Path(message["cache"]), message["cache_limit_bytes"])
+                return measure_ceilings(cache, message["device_index"], enter).to_json()
+            case unknown:
+                raise InputError(f"unknown request {unknown!r}")
+    except TaintedError:  # there is no telling which entry of a race is at fault
+        return {"error": "a candidate overwrote the worker's data in the race", "last": True}
+    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+        outcome, reason = _fault(error)
+        return {"error": reason, "kind": "cuda", "stage": entered[-1], "last": outcome is None}
+    except cuda.memory.OutOfMemoryError as error:
+        if message["op"] == "open":
+            raise InputError(f"the problem does not fit in the device's memory: {error}") from None
+        return {"error": str(error), "kind": "cuda"}
 
+
+def _run(bench: Bench, job: Job, enter: Stage, entered: Sequence[str]) -> Mapping[str, Any]:
+    """Run a job; of one that breaks the worker, reply with the readings up to the entry that did."""
+    cuda = load_cupy().cuda
+    readings: list[Reading] = []
+    while len(readings) < len(job.entries):
+        fault: Outcome | None = None
         try:
-            match message["op"]:
-                case "open":
-                    enter("open")
-                    device = live_device(message["device_index"])
-                    for thread in self._preparing:
-                        thread.join()
-                    cuda.Device(message["device_index"]).use()
-                    cuda.runtime.free(0)  # makes the context, if there is none
-                    if message["workload"] is None:  # each entry has one
-                        return device.to_json()
-                    return self._bench.open(convert(message["workload"], Workload)).to_json()
-                case "race":
-                    readings: list[Reading] = []
-                    self._bench.run(read_job(message), enter, readings)
-                    return {"readings": readings}
-                case job if job in JOBS:
-                    return self._run(read_job(message), enter)
-                case "ceilings":
-                    from autotile.workers.device_ceilings import measure_ceilings
-
-                    cache = CubinCache(Path(message["cache"]), message["cache_limit_bytes"])
-                    return measure_ceilings(cache, message["device_index"], enter).to_json()
-                case unknown:
-                    raise InputError(f"unknown request {unknown!r}")
-        except TaintedError:  # there is no telling which entry of a race is at fault
-            return {"error": "a candidate overwrote the worker's data in the race", "last": True}
+            bench.run(job, enter, readings)
+            continue
+        except TaintedError as error:
+            readings += [error.reading] if error.reading is not None else []
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-            outcome, reason = _fault(error)
-            return {"error": reason, "kind": "cuda", "stage": self._entered, "last": outcome is None}
+            stage = entered[-1].partition(" ")[0]
+            fault, reason = _fault(error)
+            readings.append(Reading(fault or Outcome.CRASHED, f"{reason} in stage {stage}", stage))
         except cuda.memory.OutOfMemoryError as error:
-            if message["op"] == "open":
-                raise InputError(f"the problem does not fit in the device's memory: {error}") from None
-            return {"error": str(error), "kind": "cuda"}
-
-    def _run(self, job: Job, stage: Stage) -> Mapping[str, Any]:
-        """Run a job; of one that breaks the worker, reply with the readings up to the entry that did."""
-        cuda = load_cupy().cuda
-        readings: list[Reading] = []
-        while len(readings) < len(job.entries):
-            fault: Outcome | None = None
-            try:
-                self._bench.run(job, stage, readings)
-                continue
-            except TaintedError as error:
-                readings += [error.reading] if error.reading is not None else []
-            except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-                entered = self._entered.partition(" ")[0]
-                fault, reason = _fault(error)
-                readings.append(Reading(fault or Outcome.CRASHED, f"{reason} in stage {entered}", entered))
-            except cuda.memory.OutOfMemoryError as error:
-                entered, fault = self._entered.partition(" ")[0], Outcome.RESOURCE_EXCEEDED
-                readings.append(Reading(fault, f"{error} in stage {entered}", entered))
-            if fault is None:
-                return {"readings": readings, "last": True}
-        return {"readings": readings}
+            stage, fault = entered[-1].partition(" ")[0], Outcome.RESOURCE_EXCEEDED
+            readings.append(Reading(fault, f"{error} in stage {stage}", stage))
+        if fault is None:
+            return {"readings": readings, "last": True}
+    return {"readings": readings}
 
 
 def _fault(error: Any) -> tuple[Outcome | None, str]:
@@ -848,7 +840,12 @@ def _fault(error: Any) -> tuple[Outcome | None, str]:
     return rejected(error), f"{error}{hint}"
 
 
+def _prepare() -> None:
+    """Load what every request needs."""
+    load_cupy()
+    import_module("numpy.ma")  # by the first median
+
+
 if __name__ == "__main__":
-    worker = GpuWorker(_PREPARING)
-    serve(worker, worker.prepare, _CHANNEL)
+    serve(partial(handle, Bench(), _PREPARING), _prepare, _CHANNEL)
     os._exit(0)  # the system frees what the GPU holds sooner than the interpreter

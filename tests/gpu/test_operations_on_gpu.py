@@ -39,7 +39,7 @@ from autotile.tuning.family_session import FAULTS as FAULTY_OUTCOMES
 from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
 from autotile.workers import gpu as gpu_module
-from autotile.workers.bench import GpuWorker
+from autotile.workers.bench import Bench, handle
 from autotile.workers.jobs import Check, Entry, Time, Workload, job_message
 
 pytestmark = pytest.mark.gpu
@@ -94,18 +94,18 @@ def workload_and_entry(kernel: Kernel, sizes: dict[str, int], folder: Path) -> t
     return workload, Entry(compiled(kernel, dict(spec.default), CubinCache(folder, 10**9), sizes))
 
 
-def ask(worker: GpuWorker, message: Any) -> Any:
-    return worker(message, lambda stage: None)
+def ask(bench: Bench, message: Any) -> Any:
+    return handle(bench, (), message, lambda stage: None)
 
 
 def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml, tmp_path):
     """A worker that is opened for a problem again verifies the candidate that passed, and lays nothing out."""
     first, entry = workload_and_entry(load_kernel(str(scale_toml)), {"n": 1000}, tmp_path)
-    second, worker, problems = replace(first, sizes={"n": 2000}), GpuWorker(), []
+    second, bench, problems = replace(first, sizes={"n": 2000}), Bench(), []
     for workload in (first, second, first):
-        ask(worker, {"op": "open", "workload": to_fields(workload), "device_index": 0})
-        problems.append(worker._bench._present)
-        reply = ask(worker, job_message(Time((entry,))))
+        ask(bench, {"op": "open", "workload": to_fields(workload), "device_index": 0})
+        problems.append(bench._present)
+        reply = ask(bench, job_message(Time((entry,))))
         assert [one.outcome for one in reply["readings"]] == [Outcome.OK]
     assert problems[0] is problems[2]
     assert problems[0] is not problems[1]
@@ -114,10 +114,10 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml, tmp_path):
 def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(EventTimer, "is_late", True)
     workload, entry = workload_and_entry(load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}, tmp_path)
-    worker = GpuWorker()
-    ask(worker, {"op": "open", "workload": to_fields(workload), "device_index": 0})
+    bench = Bench()
+    ask(bench, {"op": "open", "workload": to_fields(workload), "device_index": 0})
     for asked in (Time((entry,)), Check((entry,), 4)):
-        reply = ask(worker, job_message(asked))
+        reply = ask(bench, job_message(asked))
         assert [(one.outcome, one.reason) for one in reply["readings"]] == [(Outcome.OK, "")]
 
 
