@@ -88,15 +88,8 @@ class CompileFarm(Protocol):
         """Compile a job elsewhere."""
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A compilation that has not begun, or that the farm has given back."""
-
-    job: CompileJob
-    done: Future[Compiled]
-    deadline_s: float
-    is_returned: bool = False
-    """Whether the farm has given it back: it runs here."""
+_Waiting = tuple[CompileJob, Future[Compiled], float]
+"""A compilation that has not begun, and its deadline in seconds; one that runs was given back by the farm."""
 
 
 def _longest_first(waiting: Iterable[_Waiting], known: Sequence[tuple[frozenset[str], float]]) -> list[_Waiting]:
@@ -112,7 +105,7 @@ def _longest_first(waiting: Iterable[_Waiting], known: Sequence[tuple[frozenset[
 
     met, times = zip(*known, strict=True)
     options = sorted(frozenset().union(*met))
-    every = [*met, *(frozenset(one.job.options) for one in jobs)]
+    every = [*met, *(frozenset(job.options) for job, _, _ in jobs)]
     rows = np.array([[option in one for option in options] for one in every], float)
     rows -= rows[: len(met)].mean(axis=0)
     own, wanted = rows[: len(met)], rows[len(met) :]
@@ -204,7 +197,7 @@ class CompilePool:
             with self._lock:
                 if self._closing:
                     raise RuntimeError("the compile pool is closed")
-                self._waiting.append(_Waiting(job, done, self._deadline_s if deadline_s is None else deadline_s))
+                self._waiting.append((job, done, self._deadline_s if deadline_s is None else deadline_s))
             self._begin_waiting()
             return done
         seconds = self._record(_CACHE_TRACK, "cached", start, job)
@@ -217,11 +210,11 @@ class CompilePool:
             self._closing = True
             compiling, waiting, elsewhere = list(self._compiling), list(self._waiting), list(self._elsewhere)
             self._waiting.clear()
-        for one in waiting:
-            if one.done.cancel():
-                one.done.set_running_or_notify_cancel()  # `concurrent.futures.wait` returns only then
+        for _, done, _ in waiting:
+            if done.cancel():
+                done.set_running_or_notify_cancel()  # `concurrent.futures.wait` returns only then
             else:  # the farm has given it back
-                one.done.set_result(_ENDED)
+                done.set_result(_ENDED)
         for remote in elsewhere:
             remote.cancel()
         self._threads.shutdown(wait=False)
@@ -249,81 +242,83 @@ class CompilePool:
                         if one is None:
                             return
                         self._here += 1
-                        self._threads.submit(self._compile_here, one)
+                        self._threads.submit(self._compile_here, *one)
                 if going is not None:
-                    self._compile_elsewhere(going)
+                    self._compile_elsewhere(*going)
         finally:
             self._thread_data.is_beginning = False
 
     def _next(self, *, elsewhere: bool) -> _Waiting | None:
         """Take the next compilation that may begin here or elsewhere and was not cancelled."""
         for one in _longest_first(self._waiting, list(self._times)) if self.longest_first else list(self._waiting):
-            if elsewhere and (one.is_returned or self._farm is None or not self._farm.accepts(one.job)):
+            job, done, _ = one
+            is_returned = done.running()
+            if elsewhere and (is_returned or self._farm is None or not self._farm.accepts(job)):
                 continue
             self._waiting.remove(one)
-            if one.is_returned or one.done.set_running_or_notify_cancel():
+            if is_returned or done.set_running_or_notify_cancel():
                 return one
         return None
 
-    def _compile_elsewhere(self, one: _Waiting) -> None:
+    def _compile_elsewhere(self, job: CompileJob, done: Future[Compiled], deadline_s: float) -> None:
         assert self._farm is not None
         start = self.begun_at = time.perf_counter()
         self._update_busy(+1)
-        remote = self._farm.submit(one.job, one.deadline_s)
+        remote = self._farm.submit(job, deadline_s)
         with self._lock:
             self._elsewhere.add(remote)
             closing = self._closing
-        remote.add_done_callback(partial(self._take_result, one, start))
+        remote.add_done_callback(partial(self._take_result, (job, done, deadline_s), start))
         if closing:
             remote.cancel()
 
     def _take_result(self, one: _Waiting, start: float, remote: Remote) -> None:
         """Store what the farm has compiled; what it has not is compiled here, before all that waits."""
         self._update_busy(-1)
+        job, done, _ = one
         found = None if remote.cancelled() else remote.result()
         with self._lock:
             self._elsewhere.discard(remote)
             is_returned = found is None and not self._closing
             if is_returned:
-                one.is_returned = True
                 self._waiting.appendleft(one)
         if not is_returned:
             try:
                 if found is None:
                     compiled = _ENDED
                 else:
-                    stored = self._cache.put(one.job.key, found) if isinstance(found, Compilation) else None
+                    stored = self._cache.put(job.key, found) if isinstance(found, Compilation) else None
                     compiled = found if isinstance(found, Compiled) else Compiled(stored)
-                    compiled = replace(compiled, seconds=self._record(_FARM_TRACK, "compile", start, one.job))
-                one.done.set_result(compiled)
+                    compiled = replace(compiled, seconds=self._record(_FARM_TRACK, "compile", start, job))
+                done.set_result(compiled)
             except Exception as error:  # such as a cubin cache that cannot be written: whoever waits raises it
-                one.done.set_exception(error)
+                done.set_exception(error)
         self._begin_waiting()
 
-    def _compile_here(self, one: _Waiting) -> None:
+    def _compile_here(self, job: CompileJob, done: Future[Compiled], deadline_s: float) -> None:
         """Compile in a worker; the worker's death is a result, and if the system killed it, a second attempt."""
         try:
             with self._worker_pool.compile_slots:
                 if self._closing:  # meanwhile
-                    one.done.set_result(_ENDED)
+                    done.set_result(_ENDED)
                     return
                 start = self.begun_at = time.perf_counter()
                 self._update_busy(+1)
                 try:
                     for attempt in range(1, _MAX_ATTEMPTS + 1):
                         with self._turn(alone=attempt > 1):
-                            compiled = self._attempt(one)
+                            compiled = self._attempt(job, deadline_s)
                         if compiled.outcome is not Outcome.NOT_COMPILED or self._closing:
                             break
                     number = threading.current_thread().name.rpartition("_")[2]
-                    seconds = self._record(f"compiler {int(number) + 1}", "compile", start, one.job)
-                    self._times.append((frozenset(one.job.options), math.log(max(seconds, 1e-6))))
+                    seconds = self._record(f"compiler {int(number) + 1}", "compile", start, job)
+                    self._times.append((frozenset(job.options), math.log(max(seconds, 1e-6))))
                 finally:
                     self._update_busy(-1)
         except BaseException as error:  # whoever waits raises it
-            one.done.set_exception(error)
+            done.set_exception(error)
         else:
-            one.done.set_result(replace(compiled, seconds=seconds))
+            done.set_result(replace(compiled, seconds=seconds))
         finally:
             with self._lock:
                 self._here -= 1
@@ -334,9 +329,9 @@ class CompilePool:
             with suppress(InputError, WorkerError):  # the first compilation says it
                 self._worker_pool.release(start_child(self._module))
 
-    def _attempt(self, one: _Waiting) -> Compiled:
+    def _attempt(self, job: CompileJob, deadline_s: float) -> Compiled:
         message = {
-            "job": one.job,
+            "job": job,
             "cache": str(self._settings.cache),
             "limit_bytes": self._settings.cache_limit_bytes,
             "memory_bytes": self._memory_bytes,
@@ -349,10 +344,10 @@ class CompilePool:
         try:
             if closing:
                 child.kill()
-            compiled = parsed_reply(child.request(message, one.deadline_s), Compiled)
+            compiled = parsed_reply(child.request(message, deadline_s), Compiled)
         except WorkerTimeoutError:
             child.kill()
-            reason = f"the compiler was stopped after {one.deadline_s:g} s"
+            reason = f"the compiler was stopped after {deadline_s:g} s"
             return Compiled(None, outcome=Outcome.TIMED_OUT, reason=reason)
         except WorkerError as error:
             child.kill()

@@ -188,10 +188,17 @@ def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_
     assert not farm.accepts(replace(JOB, files=(("controls.txt", "00"),)))
 
 
-LACKING = b'{"cubin_hash": "00", "functions": {"f": {"symbol": "f", "resources": {"registers": 1}}}}\ncubin'
+RESOURCES = b'{"registers": 8, "spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0, "static_smem_bytes": 0}'
+FUNCTIONS = (
+    b"{}",
+    b'{"f": {"symbol": "f", "resources": {"registers": 1}}}',
+    b'{"f": {"symbol": "f", "resources": %b}}' % RESOURCES,
+)
+DAMAGED = [b'[{"cubin": {"path": "", "cubin_hash": "00", "functions": %b}}, ""]\ncubin' % one for one in FUNCTIONS]
+NO_RESULT = [b"{}\n", b'[{"cubin": null}, ""]\ncubin', b'[{"cubin": null, "outcome": "splendid"}, ""]\n']
 
 
-@pytest.mark.parametrize("answer", [None, b"", b"{}\n", b"{}\ncubin", b'{"outcome": "splendid"}\n', LACKING])
+@pytest.mark.parametrize("answer", [None, b"", *NO_RESULT, *DAMAGED])
 def test_damaged_answers_are_refused(answer):
     with pytest.raises(DataError):
         cluster_compilers._read(answer)

@@ -350,14 +350,14 @@ def test_while_compilers_are_waited_for_it_ends_what_is_tried_and_the_finals_are
     named = {"tries": (DEFAULT, *bench.configs()), "trials": 12} if is_named else {}
     attempt, begun = CompilePool._attempt, list[str]()
 
-    def hang_after_six(pool, one):
-        begun.append(one.job.key)
+    def hang_after_six(pool, job, deadline_s):
+        begun.append(job.key)
         if len(begun) == 7:
             wait_until(lambda: len(bench.stored()) > 2)
             ctrl_c()
         if len(begun) > 6:
             wait_until(lambda: pool._closing)
-        return attempt(pool, one)
+        return attempt(pool, job, deadline_s)
 
     monkeypatch.setattr(CompilePool, "_attempt", hang_after_six)
     monkeypatch.setenv("AUTOTILE_CACHE", str(bench.folder / "cold"))

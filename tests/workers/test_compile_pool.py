@@ -131,8 +131,8 @@ def test_those_that_took_longer_with_the_same_options_begin_first_where_the_orde
     def job(unroll: int, pad: int) -> CompileJob:
         return replace(JOB, options=(f"-DUNROLL={unroll}", f"-DPAD={pad}"))
 
-    def attempt(_: CompilePool, one: Any) -> Compiled:
-        begun.append(one.job)
+    def attempt(_: CompilePool, job: CompileJob, deadline_s: float) -> Compiled:
+        begun.append(job)
         assert all_wait.wait(60)
         return Compiled(None)
 

@@ -20,8 +20,8 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from autotile.core.documents import Name, Text, decode_json, encode_json, to_fields
-from autotile.core.model import CompiledFunction, Outcome
+from autotile.core.documents import Text, decode_json, encode_json, to_fields
+from autotile.core.model import Outcome
 from autotile.core.text import plural
 from autotile.cuda.compiler import Compilation, CompileJob
 from autotile.cuda.toolchain import nvrtc_version
@@ -68,18 +68,12 @@ class CompileRequest(msgspec.Struct):
     files: Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
 
 
-class CompileReply(msgspec.Struct):
-    """Reply to it, on the first line of the answer; the cubin follows.
+CompileReply = tuple[Compiled | None, Text]
+"""Reply to it, on the first line of the answer; the cubin follows, whose path is of no use elsewhere.
 
-    ``refusal`` is why the machine cannot compile it, which says nothing about the job.
-    """
-
-    outcome: Outcome = Outcome.OK
-    reason: Text = ""
-    cubin_hash: Name = ""
-    functions: dict[Name, CompiledFunction] = {}
-    lacks_files: bool = False
-    refusal: Text = ""
+Without a result, the text is why the machine cannot compile it, which says nothing about the job; it is empty if the
+machine lacks the author's headers.
+"""
 
 
 class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -101,17 +95,18 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
         self._pool.close()
         self._folder.cleanup()
 
-    def handle(self, request: CompileRequest, files: Mapping[str, bytes]) -> tuple[CompileReply, bytes]:
+    def handle(self, request: CompileRequest, files: Mapping[str, bytes]) -> Compiled | None:
         """Compile a job; requests come in as many threads as there are compilations at the same time.
 
-        Raise `AutotileError` if it cannot be compiled on this machine, which says nothing about the job.
+        None if the author's headers are lacking. Raise `AutotileError` if it cannot be compiled on this machine, which
+        says nothing about the job.
         """
         if request.toolchain != toolchain():
             raise WorkerError(f"it compiles with {toolchain()}")
         root = Path(self._folder.name) / (request.files or "none")
         if request.files and not root.exists():
             if not files:
-                return CompileReply(lacks_files=True), b""
+                return None
             made = Path(tempfile.mkdtemp(dir=root.parent))
             for name, content in files.items():
                 file = Path(_below(made, name))
@@ -131,11 +126,7 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
         reason = compiled.reason.replace(str(root), "")
         if compiled.outcome is Outcome.NOT_COMPILED or (request.files and _UNFOUND in reason):
             raise WorkerError(reason)
-        if compiled.cubin is None:
-            return CompileReply(compiled.outcome, reason), b""
-        cubin = compiled.cubin.path.read_bytes()
-        functions = dict(compiled.cubin.functions)
-        return CompileReply(cubin_hash=hashlib.sha256(cubin).hexdigest(), functions=functions), cubin
+        return replace(compiled, reason=reason)
 
 
 def compile_remotely(text: str, files: Mapping[str, bytes]) -> bytes:
@@ -145,10 +136,14 @@ def compile_remotely(text: str, files: Mapping[str, bytes]) -> bytes:
     unless the machine lacks them; the result is a `CompileReply` as a line of JSON, and the cubin.
     """
     plugin = cast("CompilerPlugin", distributed.get_worker().plugins[_PLUGIN])
+    reply: CompileReply
+    cubin = b""
     try:
-        reply, cubin = plugin.handle(decode_json(text, CompileRequest), files)
+        reply = plugin.handle(decode_json(text, CompileRequest), files), ""
+        if (found := reply[0]) is not None and found.cubin is not None:
+            cubin = found.cubin.path.read_bytes()
     except (AutotileError, OSError, RuntimeError) as error:
-        reply, cubin = CompileReply(refusal=f"{error}"), b""
+        reply = None, f"{error}"
     return encode_json(to_fields(reply)).encode() + b"\n" + cubin
 
 
@@ -259,22 +254,20 @@ class ClusterCompilers:
             _end(done, None)
             return
         try:
-            reply, cubin = _read(task.result(timeout=_FETCH_S))
-            if reply.lacks_files:
+            found, refusal = _read(task.result(timeout=_FETCH_S))
+            if found is None and not refusal:
                 self._send(done, job, deadline_s, with_files=True)
                 return
         except Exception as error:  # whatever Dask raises where machines died, and what a damaged reply gives
             self._refuse(done, f"{type(error).__name__}: {error}")
             return
-        if reply.refusal:
-            self._refuse(done, reply.refusal)
+        if found is None:
+            self._refuse(done, refusal)
             return
         self._refusals = 0
         with self._lock:
             if (begun_at := self._running.get(done)) is not None:
                 self._took_s.append(time.monotonic() - begun_at)
-        is_right = reply.outcome is Outcome.OK
-        found = Compilation(cubin, reply.functions) if is_right else Compiled(None, 0.0, reply.outcome, reply.reason)
         _end(done, found)
 
     def _refuse(self, done: Remote, reason: str) -> None:
@@ -312,13 +305,16 @@ def _end(done: Remote, result: Compilation | Compiled | None) -> None:
         done.set_result(result)
 
 
-def _read(answer: object) -> tuple[CompileReply, bytes]:
-    """Parse what `compile_remotely` has returned; a `DataError` if it is something else, or damaged."""
+def _read(answer: object) -> tuple[Compilation | Compiled | None, str]:
+    """Parse what `compile_remotely` has returned, a result or why there is none; a `DataError` if it is damaged."""
     if not isinstance(answer, bytes):
         raise DataError("the answer of a compiler is malformed")
-    line, _, cubin = answer.partition(b"\n")
-    reply = decode_json(line, CompileReply)
-    is_compiled = reply.outcome is Outcome.OK and not (reply.refusal or reply.lacks_files)
-    if is_compiled and (not reply.functions or hashlib.sha256(cubin).hexdigest() != reply.cubin_hash):
+    line, _, content = answer.partition(b"\n")
+    reply: CompileReply = decode_json(line, tuple[Compiled | None, Text])
+    compiled, refusal = reply
+    if compiled is None or compiled.outcome is not Outcome.OK:
+        return compiled, refusal
+    cubin = compiled.cubin
+    if cubin is None or not cubin.functions or hashlib.sha256(content).hexdigest() != cubin.cubin_hash:
         raise DataError("a cubin arrived damaged")
-    return reply, cubin
+    return Compilation(content, cubin.functions), ""
