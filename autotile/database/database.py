@@ -25,12 +25,8 @@ from sqlalchemy import (
     Engine,
     Executable,
     Label,
-    ScalarSelect,
     Select,
     Table,
-    and_,
-    case,
-    func,
     literal_column,
     select,
     text,
@@ -394,33 +390,30 @@ def finish_run(connection: Connection, run_id: int, summary: Mapping[str, Any]) 
     return connection.execute(change).rowcount == 1
 
 
-def _study_counts() -> Iterator[Label[Any]]:
-    """Yield the numbers of runs and of configurations of a study, and the time of its newest trial.
+_RUNS_OF = "(SELECT count(*) FROM runs WHERE runs.study_id = studies.id)"
+_TRIALS_OF = "(SELECT count({}) FROM trials WHERE trials.study_id = studies.id{})"
+_TRIED = _TRIALS_OF.format("DISTINCT config_key", "")
+_SEARCHED = _TRIALS_OF.format("*", " AND phase = 'search'")
+_OK = _TRIALS_OF.format("*", " AND outcome = 'ok'")
+# the concatenation keeps SQLite from the index of times, in which finals are not apart from the others
+_OK_FINALS = _TRIALS_OF.format("*", " AND phase = 'final' AND outcome || '' = 'ok'")
+_REFUSED = _TRIALS_OF.format("*", " AND phase = 'final' AND outcome || '' <> 'ok'")
+_NEWEST = "SELECT max(own.id) FROM trials AS own WHERE own.study_id = studies.id GROUP BY own.config_key"
+_NEWEST_OK = _TRIALS_OF.format("*", f" AND outcome = 'ok' AND trials.id IN ({_NEWEST})")
+_NEWEST_OF_RUN = "SELECT max(trials.id) FROM trials WHERE trials.run_id = runs.id"
+_LAST = f"SELECT max(({_NEWEST_OF_RUN})) FROM runs WHERE runs.study_id = studies.id"
+_IS_SIMPLE = f"{_RUNS_OF} = 1 AND {_SEARCHED} > 0 AND {_REFUSED} = 0"
+_STUDY_COUNTS = {
+    "runs": _RUNS_OF,
+    "trials": f"CASE WHEN {_IS_SIMPLE} THEN {_SEARCHED} ELSE {_TRIED} END",
+    "ok": f"CASE WHEN {_IS_SIMPLE} THEN {_OK} - {_OK_FINALS} ELSE {_NEWEST_OK} END",
+    "last_at": f"(SELECT created_at FROM trials WHERE trials.id = ({_LAST}))",
+}
+"""Numbers of runs and of configurations of a study, and the time of its newest trial, in SQL.
 
-    A configuration is ok if its newest trial is, as in `standing_trials`. The trials of a study with one run, which
-    tries none twice, are counted in the indexes, if its finals refused none.
-    """
-
-    def count(*conditions: ColumnElement[bool]) -> ScalarSelect[int]:
-        return select(func.count()).where(TRIALS.c.study_id == STUDIES.c.id, *conditions).scalar_subquery()
-
-    searched = count(TRIALS.c.phase == literal_column("'search'"))
-    is_final = TRIALS.c.phase == literal_column("'final'")
-    # the concatenation keeps SQLite from the index of times, in which finals are not apart from the others
-    final_outcome = TRIALS.c.outcome.concat("")
-    own = TRIALS.alias()
-    last_ids = select(func.max(own.c.id)).where(own.c.study_id == STUDIES.c.id).correlate(STUDIES)
-    last_ids = last_ids.group_by(own.c.config_key)
-    runs = select(func.count()).where(RUNS.c.study_id == STUDIES.c.id).scalar_subquery()
-    newest = select(func.max(TRIALS.c.id)).where(TRIALS.c.run_id == RUNS.c.id).scalar_subquery()
-    last = select(func.max(newest)).where(RUNS.c.study_id == STUDIES.c.id).correlate(STUDIES).scalar_subquery()
-    is_simple = and_(runs == 1, searched > 0, count(is_final, final_outcome != "ok") == 0)
-    configurations = select(func.count(TRIALS.c.config_key.distinct())).where(TRIALS.c.study_id == STUDIES.c.id)
-    yield runs.label("runs")
-    yield case((is_simple, searched), else_=configurations.scalar_subquery()).label("trials")
-    ok = count(TRIALS.c.outcome == "ok") - count(is_final, final_outcome == "ok")
-    yield case((is_simple, ok), else_=count(TRIALS.c.outcome == "ok", TRIALS.c.id.in_(last_ids))).label("ok")
-    yield select(TRIALS.c.created_at).where(TRIALS.c.id == last).scalar_subquery().label("last_at")
+A configuration is ok if its newest trial is, as in `standing_trials`. The trials of a study with one run, which tries
+none twice, are counted in the indexes, if its finals refused none.
+"""
 
 
 CONTEST = "contest"
@@ -640,7 +633,8 @@ class Database(AbstractContextManager["Database"]):
 
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
         """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
-        listed = select(STUDIES, *_study_counts()).order_by(STUDIES.c.kernel, STUDIES.c.id)
+        counts: list[Label[Any]] = [literal_column(sql).label(name) for name, sql in _STUDY_COUNTS.items()]
+        listed = select(STUDIES, *counts).order_by(STUDIES.c.kernel, STUDIES.c.id)
         query = matching(listed, STUDIES, kernel=kernel)
         fastest = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(
             TRIALS, TRIALS.c.id == BEST.c.trial_id
