@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, inspect, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, inspect, select, update
 
 from autotile.core.device import device_profile
 from autotile.core.documents import attributes, canonical_json, to_document
@@ -23,14 +23,13 @@ from autotile.database.database import (
     StoredTrial,
     parsed_rows,
     row_of,
+    run_text,
     stored_run,
     stored_study,
     stored_trial,
 )
 from autotile.database.engine import (
-    BEST,
     CEILINGS,
-    CLAIMS,
     FAMILIES,
     METADATA,
     MISSES,
@@ -61,6 +60,9 @@ _PARSERS: Mapping[str, Callable[[Row], object]] = {
     "ceilings": stored_ceilings,
 }
 """Function that parses a row of each table; parents before the tables that refer to them."""
+
+_LINKS = (("runs", "study_id", "studies"), ("trials", "study_id", "studies"), ("trials", "run_id", "runs"))
+"""Columns that refer to the rows of another table."""
 
 _MAX_PROBLEMS = 20
 
@@ -127,8 +129,8 @@ def check_database(database: Database) -> DatabaseCheck:
     try:
         with database.reading() as connection:
 
-            def count(query: Any) -> int:
-                return int(connection.execute(select(func.count()).select_from(query)).scalar_one())
+            def count(rows: str) -> int:
+                return int(connection.exec_driver_sql(f"SELECT count(*) FROM {rows}").scalar_one())
 
             problems: list[str] = []
             if connection.dialect.name == "sqlite":
@@ -139,11 +141,10 @@ def check_database(database: Database) -> DatabaseCheck:
             if connection.dialect.name == "sqlite":  # a schema of a server may have other tables
                 foreign = {*inspect(connection).get_table_names()} - {*METADATA.tables, VERSION_TABLE}
                 problems = [f"it has a table {name!r:.80} that autotile did not create" for name in sorted(foreign)]
-            links = ((RUNS, "study_id", STUDIES), (TRIALS, "study_id", STUDIES), (TRIALS, "run_id", RUNS))
-            for child, column, parent in links:
-                lost = select(child.c.id).outerjoin_from(child, parent, child.c[column] == parent.c.id)
-                if number := count(lost.where(parent.c.id.is_(None)).subquery()):
-                    problems.append(f"{plural(number, 'row')} of {child.name} without a row of {parent.name}")
+            for child, link, parent in _LINKS:
+                lost = f"{child} LEFT JOIN {parent} ON {child}.{link} = {parent}.id WHERE {parent}.id IS NULL"
+                if number := count(lost):
+                    problems.append(f"{plural(number, 'row')} of {child} without a row of {parent}")
             bad: list[BadRowError] = []
             for name in _PARSERS:
                 usable_rows(connection, METADATA.tables[name], bad=bad)
@@ -151,8 +152,8 @@ def check_database(database: Database) -> DatabaseCheck:
                 location,
                 tuple(problems),
                 revision=schema_revision(connection, location) or "none",
-                counts={name: count(table) for name, table in METADATA.tables.items()},
-                unfinished_runs=count(select(RUNS.c.id).where(RUNS.c.ended_at.is_(None)).subquery()),
+                counts={name: count(name) for name in METADATA.tables},
+                unfinished_runs=count("runs WHERE ended_at IS NULL"),
                 bad_rows=tuple(bad),
             )
     except DamagedDatabaseError as error:  # so damaged that SQLite's check itself fails
@@ -354,6 +355,23 @@ _CHUNK = 500
 """Rows per transaction, and per statement: SQLite accepts 32,766 values in a statement, older versions 999."""
 
 
+_RECORDED = "SELECT id, run_id, created_at FROM trials WHERE study_id = :study"
+_KEPT = (
+    "SELECT trial_id FROM best WHERE study_id = :study UNION ALL "
+    "SELECT id FROM trials WHERE study_id = :study AND phase = 'final' AND rank IS NULL"
+)
+_YOUNG_RUNS = (
+    "SELECT id FROM runs WHERE study_id = :study AND ended_at IS NULL AND started_at BETWEEN :since AND :until"
+)
+_EMPTY_RUNS = (
+    "SELECT id FROM runs WHERE study_id = :study AND NOT EXISTS (SELECT 1 FROM trials WHERE trials.run_id = runs.id)"
+)
+_DELETE_EMPTY = (
+    "DELETE FROM studies WHERE id = :study AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.study_id = studies.id) "
+    "RETURNING id"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class CleanedStudy:
     """Deletions in one study."""
@@ -395,18 +413,17 @@ def clean_database(
         if (versions or {}).get(key.kernel, key.version) != key.version:
             reasons.append("other version")
         with database.reading() as connection:
-            columns = (TRIALS.c.id, TRIALS.c.run_id, TRIALS.c.created_at)
-            trials = connection.execute(select(*columns).where(TRIALS.c.study_id == study_id)).all()
+            trials = run_text(connection, _RECORDED, {"study": study_id})
             kept = set() if winners else _kept(connection, study_id)
             open_runs = _open_runs(connection, study_id)
-        selected = [trial for trial in trials if reasons or str(trial.created_at) < limit]
-        selected = [trial for trial in selected if trial.id not in kept and trial.run_id not in open_runs]
+        free = [(number, str(at)) for number, run_id, at in trials if number not in kept and run_id not in open_runs]
+        selected = [(number, at) for number, at in free if reasons or at < limit]
         emptied = len(selected) == len(trials) and not open_runs
         if selected or (reasons and emptied):
-            if any(str(trial.created_at) < limit for trial in selected):
+            if any(at < limit for _, at in selected):
                 reasons.append("old")
             if not dry_run:
-                _delete(database, study_id, [trial.id for trial in selected], winners=winners)
+                _delete(database, study_id, [number for number, _ in selected], winners=winners)
             cleaned.append(CleanedStudy(key, tuple(reasons), len(selected), len(trials), emptied))
     return cleaned
 
@@ -445,19 +462,15 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
 
 def _kept(connection: Connection, study_id: int) -> set[int]:
     """Return the trials of a study that are needed to serve: its winner, and verdicts on configurations."""
-    winner = select(BEST.c.trial_id).where(BEST.c.study_id == study_id)
-    is_verdict = (TRIALS.c.phase == literal_column("'final'")) & TRIALS.c.rank.is_(None)
-    verdicts = select(TRIALS.c.id).where(TRIALS.c.study_id == study_id, is_verdict)
-    return {*connection.execute(winner).scalars(), *connection.execute(verdicts).scalars()}
+    return {row[0] for row in run_text(connection, _KEPT, {"study": study_id})}
 
 
 def _open_runs(connection: Connection, study_id: int) -> set[int]:
     """Return the runs of a study that may still be going: young ones without an end, and those that hold claims."""
     now = datetime.now(UTC)
-    since, until = (stored_moment(now + age) for age in (-_MAX_RUN_AGE, _MAX_RUN_AGE))
-    unfinished = select(RUNS.c.id).where(RUNS.c.study_id == study_id, RUNS.c.ended_at.is_(None))
-    young = connection.execute(unfinished.where(RUNS.c.started_at.between(since, until))).scalars()
-    return {*young, *claiming_runs(connection, study_id)}
+    ages = {"since": stored_moment(now - _MAX_RUN_AGE), "until": stored_moment(now + _MAX_RUN_AGE)}
+    young = run_text(connection, _YOUNG_RUNS, {"study": study_id, **ages})
+    return {*(row[0] for row in young), *claiming_runs(connection, study_id)}
 
 
 def _delete(database: Database, study_id: int, trials: Sequence[int], *, winners: bool) -> None:
@@ -475,11 +488,11 @@ def _delete(database: Database, study_id: int, trials: Sequence[int], *, winners
             # SQLite gives the lock to whoever asks first, and those who wait ask now and then
             time.sleep(time.monotonic() - begun)
     with database.writing() as connection:
+        study = {"study": study_id}
         connection.execute(select(STUDIES.c.id).where(STUDIES.c.id == study_id).with_for_update())  # no run begins now
-        has_trials = exists().where(TRIALS.c.run_id == RUNS.c.id)
-        open_runs = sorted(_open_runs(connection, study_id))
-        connection.execute(delete(RUNS).where(RUNS.c.study_id == study_id, ~has_trials, RUNS.c.id.not_in(open_runs)))
-        has_runs = exists().where(RUNS.c.study_id == STUDIES.c.id)
-        emptied = connection.execute(delete(STUDIES).where(STUDIES.c.id == study_id, ~has_runs)).rowcount
-        if emptied:
-            connection.execute(delete(CLAIMS).where(CLAIMS.c.study_id == study_id))
+        open_runs = _open_runs(connection, study_id)
+        for (run_id,) in run_text(connection, _EMPTY_RUNS, study):
+            if run_id not in open_runs:
+                run_text(connection, "DELETE FROM runs WHERE id = :run", {"run": run_id})
+        if run_text(connection, _DELETE_EMPTY, study):
+            run_text(connection, "DELETE FROM claims WHERE study_id = :study", study)

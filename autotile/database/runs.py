@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotile.core.device import DeviceProperties
@@ -40,15 +40,7 @@ from autotile.database.database import (
     stored_trial,
     trial_row,
 )
-from autotile.database.engine import (
-    CLAIMS,
-    RUNS,
-    TRIALS,
-    DamagedDatabaseError,
-    LostServerError,
-    across_restarts,
-    now_text,
-)
+from autotile.database.engine import TRIALS, DamagedDatabaseError, LostServerError, across_restarts, now_text
 from autotile.database.keys import TuningKey
 from autotile.errors import AutotileError, DatabaseError, RescuedRunError
 
@@ -79,6 +71,7 @@ _TAKE_OVER = (
     "UPDATE claims SET owner = :owner, expires_at = :until "
     "WHERE study_id = :study AND config_key = :key AND owner = :holder RETURNING id"
 )
+_OF_OTHERS = "SELECT config_key, owner, expires_at FROM claims WHERE study_id = :study AND owner <> :owner ORDER BY id"
 _OTHERS = "SELECT id FROM claims WHERE study_id = :study AND owner <> :owner AND expires_at >= :now"
 _NEWEST = "SELECT coalesce(max(id), 0) FROM trials"
 _NEWS = (  # the sum keeps the database from an index of all trials of the study; those of the newest ids are few
@@ -106,6 +99,8 @@ _TRIED = (
 )
 TRIAL_IDENTITY = ("phase", "rank", "config_key", "outcome", "time_us", "created_at")
 """Columns of a trial that identify it within its run."""
+_STORED_TRIALS = f"SELECT {', '.join(TRIAL_IDENTITY)} FROM trials WHERE run_id = :run ORDER BY id"
+_ENDED_RUN = "SELECT id FROM runs WHERE id = :run AND started_at = :started_at AND ended_at IS NOT NULL"
 
 _STORED = (
     "SELECT id FROM trials "
@@ -195,19 +190,18 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """Take over what sessions that died were trying; return the keys of its configurations."""
         if not self._owner:
             return []
-        of_others = (CLAIMS.c.study_id == self.study_id, CLAIMS.c.owner != self._owner)
 
         def take_over(connection: Connection) -> list[str]:
-            now = _now(connection)
-            others = select(CLAIMS.c.id, CLAIMS.c.config_key, CLAIMS.c.owner, CLAIMS.c.expires_at < now)
-            others = others.where(*of_others).order_by(CLAIMS.c.id).with_for_update(skip_locked=True)
-            dead = [row for row in connection.execute(others).all() if row[3] or is_gone(row[2])][:_INHERITED]
-            if dead:
-                mine = {"owner": self._owner, "expires_at": now + LEASE_S}
-                connection.execute(update(CLAIMS).where(CLAIMS.c.id.in_([row[0] for row in dead])).values(**mine))
-            self.others = int(connection.execute(select(func.count()).where(*of_others)).scalar_one())
+            now, keys = _now(connection), list[str]()
+            mine = {"study": self.study_id, "owner": self._owner, "until": now + LEASE_S}
+            unlocked = _OF_OTHERS + (" FOR UPDATE SKIP LOCKED" if _is_server(connection) else "")
+            for key, holder, expires_at in run_text(connection, unlocked, mine):
+                if len(keys) < _INHERITED and (expires_at < now or is_gone(holder)):
+                    run_text(connection, _TAKE_OVER, {**mine, "key": key, "holder": holder})
+                    keys.append(key)
+            self.others = len(run_text(connection, _OF_OTHERS, mine))
             self._look(connection)  # after the count: of a claim that has ended, the trial is seen
-            return [row[1] for row in dead]
+            return keys
 
         return self._write(take_over)
 
@@ -410,14 +404,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
     def _read_back(self) -> None:
         self._database.check_integrity()
         with self._database.reading() as connection:
-            columns = (TRIALS.c[name] for name in TRIAL_IDENTITY)
-            query = select(*columns).where(TRIALS.c.run_id == self.run_id).order_by(TRIALS.c.id)
-            stored = [tuple(row) for row in connection.execute(query)]
-            run = connection.execute(select(RUNS.c.started_at, RUNS.c.ended_at).where(RUNS.c.id == self.run_id))
-            started_at, ended_at = run.one_or_none() or (None, None)
+            stored = [*run_text(connection, _STORED_TRIALS, {"run": self.run_id})]
+            runs = [*run_text(connection, _ENDED_RUN, {"run": self.run_id, "started_at": self._run["started_at"]})]
         expected = [tuple(row[name] for name in TRIAL_IDENTITY) for row in self._rows]
-        whole = expected, expected[: len(expected) - self._unsure]
-        if started_at != self._run["started_at"] or ended_at is None or stored not in whole:
+        if not runs or stored not in (expected, expected[: len(expected) - self._unsure]):
             raise DatabaseError(
                 f"the database {self._database.location} does not hold what was stored in it: another program "
                 "overwrote it or its log during the run"
@@ -494,18 +484,17 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 def forget_dead(connection: Connection, study_id: int) -> int:
     """Delete the claims of processes of this machine that are gone; return how many others are left."""
     _lock(connection, study_id)
-    query = select(CLAIMS.c.id, CLAIMS.c.owner).where(CLAIMS.c.study_id == study_id)
-    rows = connection.execute(query).all()
-    gone = [row[0] for row in rows if is_gone(row[1])]
-    if gone:
-        connection.execute(delete(CLAIMS).where(CLAIMS.c.id.in_(gone)))
-    return len(rows) - len(gone)
+    claims = run_text(connection, _OF_OTHERS, {"study": study_id, "owner": ""})
+    gone = {owner for _, owner, _ in claims if is_gone(owner)}
+    for owner in gone:
+        run_text(connection, _RELEASE_ALL, {"study": study_id, "owner": owner})
+    return sum(owner not in gone for _, owner, _ in claims)
 
 
 def claiming_runs(connection: Connection, study_id: int) -> set[int]:
     """Return the ids of the runs whose sessions are trying configurations of a study now."""
-    held = select(CLAIMS.c.owner).where(CLAIMS.c.study_id == study_id, CLAIMS.c.expires_at >= _now(connection))
-    runs = (owner.partition(" ")[0] for owner in connection.execute(held).scalars() if not is_gone(owner))
+    now, claims = _now(connection), run_text(connection, _OF_OTHERS, {"study": study_id, "owner": ""})
+    runs = (owner.partition(" ")[0] for _, owner, until in claims if until >= now and not is_gone(owner))
     return {int(run) for run in runs if run.isdecimal()}
 
 
