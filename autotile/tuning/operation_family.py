@@ -237,34 +237,35 @@ class Sweep:
                 self._compiled[job.key] = self.compile_pool.submit(lambda: job)
             return self._compiled[job.key]
 
-        begun = []
-        for one in self.valid(problem, kernels, candidates):
-            kernel, own = self.kernels[one.kernel], Problem(one.kernel, kernels[one.kernel], self.dtype)
+        begun, problems = [], self._problems_of(kernels)
+        for one in self.valid(kernels, candidates):
+            kernel, own = self.kernels[one.kernel], problems[one.kernel]
             of, others = (kernel, own, one.config, self.device), compiled_sizes(kernel.spec, own, ())
             begun.append((one, Compiling(*of, submit=submit, other_sizes=others)))
         return problem, kernels, begun
 
-    def valid(
-        self, problem: Problem, kernels: KernelSizes, candidates: Iterable[ModelCandidate]
-    ) -> list[ModelCandidate]:
+    def valid(self, kernels: KernelSizes, candidates: Iterable[ModelCandidate]) -> list[ModelCandidate]:
         """Return the candidates that may run at a problem."""
-        able = [one for one in candidates if one.kernel in kernels and one.key not in self.banned]
-        problems = {name: Problem(name, sizes, problem.dtype) for name, sizes in kernels.items()}
+        problems = self._problems_of(kernels)
         return [
             one
-            for one in able
-            if not check_config(self.specs[one.kernel], one.config, problems[one.kernel], self.device)
+            for one in candidates
+            if (own := problems.get(one.kernel)) is not None
+            and one.key not in self.banned
+            and not check_config(self.specs[one.kernel], one.config, own, self.device)
         ]
+
+    def _problems_of(self, kernels: KernelSizes) -> dict[str, Problem]:
+        return {name: Problem(name, sizes, self.dtype) for name, sizes in kernels.items()}
 
     def run(self, job: CompilingProblem) -> SweptProblem | None:
         """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
         trials: dict[CandidateKey, Trial] = {}
         ready: list[tuple[CandidateKey, Trial]] = []
         problem, kernels, begun = job
-        problems = {name: Problem(name, sizes, problem.dtype) for name, sizes in kernels.items()}
-        of = self.schedule.settings, self.options
-        workloads = {name: workload_of(self.kernels[name], own, *of) for name, own in problems.items()}
-        places = {name: place for place, name in enumerate(workloads)}
+        problems, of = self._problems_of(kernels), (self.schedule.settings, self.options)
+        workloads = tuple(workload_of(self.kernels[name], own, *of) for name, own in problems.items())
+        places = {name: place for place, name in enumerate(problems)}
         entries = [Entry(library=replace(problem, kernel=one.name), problem=0) for one in self.libraries]
         for one, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
@@ -274,7 +275,7 @@ class Sweep:
             else:
                 trials[one.key] = trial
         try:
-            readings = self.run_job(Time(tuple(entries), grid=True, workloads=tuple(workloads.values())))
+            readings = self.run_job(Time(tuple(entries), grid=True, workloads=workloads))
         except InputError:  # it does not fit in memory
             return None
         timed = dict(zip(self.libraries, readings, strict=False))
@@ -290,7 +291,7 @@ class Sweep:
         add = partial(self.database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=host)
         for name, own in problems.items():  # in one transaction a kernel
             if stored := [trial for (kernel, _), trial in trials.items() if kernel == name]:
-                add(self._key(name, own), stored)
+                add(self._key(own), stored)
         times: dict[str, float] = {}
         for library, reading in timed.items():
             if reading.measurement is not None:
@@ -306,8 +307,8 @@ class Sweep:
         """
         trials: dict[CandidateKey, Trial] = {}
         swept = False
-        for name, sizes in kernels.items():
-            study_id = studies.get(self._key(name, Problem(name, sizes, problem.dtype)).digest)
+        for name, own in self._problems_of(kernels).items():
+            study_id = studies.get(self._key(own).digest)
             if study_id is None:
                 continue
             samplers = {run.run_id: run.sampler for run in self.database.runs(study_id)}
@@ -343,8 +344,8 @@ class Sweep:
                 f"the GPU's machine has {library.name} {version or 'not installed'}, and the session {library.version}"
             )
 
-    def _key(self, name: str, problem: Problem) -> TuningKey:
-        return key_of(self.kernels[name], problem, self.device, l2_mode=self.options.l2)
+    def _key(self, problem: Problem) -> TuningKey:
+        return key_of(self.kernels[problem.kernel], problem, self.device, l2_mode=self.options.l2)
 
     def _library_key(self, problem: Problem, library: Library) -> TuningKey:
         of = self.operation, problem, self.device, library.name, library.version
@@ -407,8 +408,8 @@ class Sweep:
             kernels = self.kernels_of(problem)
             if not kernels:
                 continue
-            name, own_sizes = next(iter(kernels.items()))
-            spec, own = self.specs[name], Problem(name, own_sizes, self.dtype)
+            own = next(iter(self._problems_of(kernels).values()))
+            spec = self.specs[own.kernel]
             try:
                 check_memory(spec, own, self.device)
             except InputError:
@@ -433,8 +434,7 @@ class Sweep:
             for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
-            for name, sizes in kernels.items():
-                own = Problem(name, sizes, self.dtype)
+            for name, own in self._problems_of(kernels).items():
                 try:
                     space = feasible_space(self.specs[name], own, self.device)
                 except InputError:
@@ -485,7 +485,7 @@ class Sweep:
 
         Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
         """
-        valid = self.valid(problem, kernels, self.candidates.values())
+        valid = self.valid(kernels, self.candidates.values())
         sizes = self.operation.without_conditions(problem)
         numbers = {one.key: number for number, one in enumerate(valid)}
         total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
@@ -562,8 +562,7 @@ class Sweep:
             if not self._has_time(_MEASURING_SHARE) or self._stop.requested:
                 return
             best, one = self.candidates[key], self.measured[number]
-            own = Problem(best.kernel, one.kernels[best.kernel], self.dtype)
-            spec, found = self.specs[best.kernel], []
+            own, spec, found = self._problems_of(one.kernels)[best.kernel], self.specs[best.kernel], []
             for parameter in spec.parameters:
                 values = list(parameter.values)
                 place = values.index(best.config[parameter.name])

@@ -202,7 +202,7 @@ def test_what_shipped_models_choose_is_right(dtype, layout, sweep_of):
         sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
         problem = operation.resolve(sizes, dtype)
         named = sweep.kernels_of(problem)
-        valid |= {one.key for one in sweep.valid(problem, named, candidates)}
+        valid |= {one.key for one in sweep.valid(named, candidates)}
         swept = sweep.run(sweep.prepare(problem, named, candidates))
         faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTY_OUTCOMES}
         assert faults == {}
