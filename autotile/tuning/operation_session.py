@@ -646,7 +646,8 @@ def hold_contest(
             try:
                 with cuda.Device(options.device_index):
                     # as a worker gets it, with the computed values of configurations
-                    Bench(own).run(read_job(job_message(job)), lambda _: None, readings)
+                    if not Bench(own).run(read_job(job_message(job)), lambda _: None, readings):
+                        raise WorkerError("the race failed: a candidate overwrote the data of the others")
             except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
                 raise WorkerError(f"the race failed: {error}") from None
         elif lane.cluster is None:

@@ -143,20 +143,22 @@ class Bench:
         problem.lay_out()
         return problem.device
 
-    def run(self, job: Job, stage: Stage, readings: list[Reading]) -> None:
+    def run(self, job: Job, stage: Stage, readings: list[Reading]) -> bool:
         """Run the entries of a job behind those of the readings, and append one for each as it ends.
 
-        ``stage`` is called with the name of each stage, and behind it the number of the entry if the job has several.
-        Raise `InputError` if a problem does not fit in memory, its reference cannot be computed, or no second inputs
-        can be drawn; `TaintedError` if the data of an entry's problem were overwritten.
+        Return False if the data that entries are verified with were overwritten, so that the process must end; the
+        newest reading is then that of the entry that did it, if it is known. ``stage`` is called with the name of each
+        stage, and behind it the number of the entry if the job has several. Raise `InputError` if a problem does not
+        fit in memory, its reference cannot be computed, or no second inputs can be drawn.
         """
         if isinstance(job, Time) and job.grid and not readings:
             self._problems.clear()  # the last problem of the grid is not asked for again
         problems = self._problems_of(job)
         if isinstance(job, Race):
             stage("open")
-            readings += self._raced(job, [problems(entry) for entry in job.entries], stage)
-            return
+            raced = self._raced(job, [problems(entry) for entry in job.entries], stage)
+            readings += raced or []
+            return raced is not None
         for number in range(len(readings), len(job.entries)):
 
             def enter(name: str, number: int = number) -> None:
@@ -180,10 +182,12 @@ class Bench:
                     reading = self._timed_library(problem, entry, best_us, enter)
             if reading.outcome in (Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS) and not problem.is_intact():
                 # unless an earlier candidate can be the cause, this one is at fault
-                raise TaintedError(reading if was_fresh or reading.outcome is Outcome.OUT_OF_BOUNDS else None)
+                readings += [reading] if was_fresh or reading.outcome is Outcome.OUT_OF_BOUNDS else []
+                return False
             readings.append(reading)
         if isinstance(job, Time) and job.grid:
             self._verify_fastest(job, [problems(entry) for entry in job.entries], readings, stage)
+        return True
 
     @staticmethod
     def _verify_fastest(job: Time, problems: Sequence[LaidOut], readings: list[Reading], stage: Stage) -> None:
@@ -275,8 +279,11 @@ class Bench:
         stage("measure")
         return replace(problem.measured(runner, best_us), telemetry=_version(entry.library))
 
-    def _raced(self, job: Race, problems: Sequence[LaidOut], stage: Stage) -> list[Reading]:
-        """Verify entries as often as the job says, and time those that are correct in interleaved rounds."""
+    def _raced(self, job: Race, problems: Sequence[LaidOut], stage: Stage) -> list[Reading] | None:
+        """Verify entries as often as the job says, and time those that are correct in interleaved rounds.
+
+        None if data were overwritten: there is no telling by which entry.
+        """
         timer = problems[0].timer
         readings: dict[int, Reading] = {}
         runners: dict[int, _Runnable] = {}
@@ -323,7 +330,7 @@ class Bench:
             )
         has_failed = any(verdict.outcome is not Outcome.OK for verdict in verdicts)
         if has_failed and not all(problem.is_intact() for problem in set(problems)):
-            raise TaintedError(None)
+            return None
         return [readings[number] for number in sorted(readings)]
 
     def _library(self, problem: LaidOut, entry: Entry) -> _Runnable:
@@ -351,15 +358,6 @@ class Bench:
         addresses = [int(array.data.ptr) for array in instance.arrays]
         current_stream = load_cupy().cuda.get_current_stream
         return _Runnable(lambda: gemm(current_stream().ptr, addresses), *around)
-
-
-class TaintedError(Exception):
-    """The data that candidates are verified with were overwritten, so that the process must end."""
-
-    def __init__(self, reading: Reading | None) -> None:
-        self.reading = reading
-        """Reading of the entry that was run; None if an earlier one may be at fault."""
-        super().__init__("a candidate overwrote the worker's data")
 
 
 class _LoadedKernel:
@@ -789,7 +787,8 @@ def handle(
                 return bench.open(convert(message["workload"], Workload)).to_json()
             case "race":
                 readings: list[Reading] = []
-                bench.run(read_job(message), enter, readings)
+                if not bench.run(read_job(message), enter, readings):
+                    return {"error": "a candidate overwrote the worker's data in the race", "last": True}
                 return {"readings": readings}
             case job if job in JOBS:
                 return _run(bench, read_job(message), enter, entered)
@@ -800,8 +799,6 @@ def handle(
                 return measure_ceilings(cache, message["device_index"], enter).to_json()
             case unknown:
                 raise InputError(f"unknown request {unknown!r}")
-    except TaintedError:  # there is no telling which entry of a race is at fault
-        return {"error": "a candidate overwrote the worker's data in the race", "last": True}
     except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
         outcome, reason = _fault(error)
         return {"error": reason, "kind": "cuda", "stage": entered[-1], "last": outcome is None}
@@ -818,10 +815,8 @@ def _run(bench: Bench, job: Job, enter: Stage, entered: Sequence[str]) -> Mappin
     while len(readings) < len(job.entries):
         fault: Outcome | None = None
         try:
-            bench.run(job, enter, readings)
-            continue
-        except TaintedError as error:
-            readings += [error.reading] if error.reading is not None else []
+            if bench.run(job, enter, readings):
+                continue
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
             stage = entered[-1].partition(" ")[0]
             fault, reason = _fault(error)
