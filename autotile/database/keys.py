@@ -50,17 +50,8 @@ class TuningKey(msgspec.Struct, frozen=True):
     @classmethod
     def for_device(cls, problem: Problem, device: DeviceProperties, **others: Any) -> TuningKey:
         """Return the key of a problem on a device, with the fields that neither of them states."""
-        return cls(
-            kernel=problem.kernel,
-            dtype=problem.dtype,
-            sizes=dict(problem.sizes),
-            gpu_name=device.name,
-            compute_capability=device.compute_capability,
-            sm_count=device.sm_count,
-            smem_per_block_optin_bytes=device.smem_per_block_optin_bytes,
-            source="replayed" if device.source == "replayed" else "cuda",
-            **others,
-        )
+        sizes = dict(problem.sizes)
+        return cls(kernel=problem.kernel, dtype=problem.dtype, sizes=sizes, **device_fields(device), **others)
 
     @property
     def digest(self) -> str:
@@ -86,6 +77,17 @@ class TuningKey(msgspec.Struct, frozen=True):
         """Return every field as a JSON object."""
         values = {name: getattr(self, name) for name in _KEY_FIELDS}  # `asdict` copies each, which takes longer
         return values | {"options": list(self.options), "sizes": dict(self.sizes)}
+
+
+def device_fields(device: DeviceProperties) -> dict[str, Any]:
+    """Return the fields of a key that a device gives."""
+    return {
+        "gpu_name": device.name,
+        "compute_capability": device.compute_capability,
+        "sm_count": device.sm_count,
+        "smem_per_block_optin_bytes": device.smem_per_block_optin_bytes,
+        "source": "replayed" if device.source == "replayed" else "cuda",
+    }
 
 
 _KEY_FIELDS = TuningKey.__struct_fields__

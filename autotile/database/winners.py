@@ -135,31 +135,22 @@ class MeasurementDocument(msgspec.Struct):
     l2: L2Mode
 
 
-class ResultDocument(msgspec.Struct):
-    """JSON of `Winner.result_to_json`."""
-
-    config: Config
-    resources: Resources | None
-    measurement: MeasurementDocument | None
-    tuned_at: Moment
-
-    def winner_of(self, key: TuningKey, device: DeviceProperties | None, *, shipped: bool) -> Winner:
-        """Return the winner with this result."""
-        found = self.measurement
-        measurement = Measurement(found.time_us, *found.interval_us, l2=found.l2) if found is not None else None
-        return Winner(key, device, self.config, self.resources, measurement, self.tuned_at, shipped)
-
-
-class WinnerDocument(ResultDocument):
+class WinnerDocument(msgspec.Struct):
     """JSON of `Winner.to_json`."""
 
     key: TuningKey
     device: DeviceProperties | None
+    config: Config
+    resources: Resources | None
+    measurement: MeasurementDocument | None
+    tuned_at: Moment
     shipped: bool
 
     def winner(self) -> Winner:
         """Return the winner."""
-        return self.winner_of(self.key, self.device, shipped=self.shipped)
+        found = self.measurement
+        measurement = Measurement(found.time_us, *found.interval_us, l2=found.l2) if found is not None else None
+        return Winner(self.key, self.device, self.config, self.resources, measurement, self.tuned_at, self.shipped)
 
 
 StoredVerdict = tuple[TuningKey, str, bool]

@@ -12,18 +12,17 @@ from contextlib import suppress
 from functools import lru_cache
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.documents import Count, Format, Name, Text, decode_json, encode_json, read_regular
-from autotile.core.model import L2Mode, Problem
+from autotile.core.documents import Format, convert, decode_json, encode_json, read_regular
 from autotile.core.text import file_name
-from autotile.database.keys import TuningKey
+from autotile.database.keys import device_fields
 from autotile.database.paths import write_output
-from autotile.database.winners import ResultDocument, StoredRule, StoredRuleDocument, Winner
+from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, WinnerDocument
 from autotile.errors import DataError, InputError
 from autotile.settings import data_folder
 
@@ -36,33 +35,18 @@ _FORMAT = 1
 _MAX_BYTES = 64 * 2**20
 """Maximum size of a file; those that ship have some ten kilobytes."""
 
-_DEVICE_FIELDS = frozenset({"gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes", "source"})
-"""Fields of a key that the device of a file gives."""
-
 _SAME_SPEED = {"float16": ("bfloat16",)}
 """Element types whose model serves another."""
 
 Schema = TypeVar("Schema")
 
 
-class ShippedWinner(ResultDocument):
-    """One winner: its key without the fields of the device, and its result."""
-
-    kernel: Name
-    template_hash: Name
-    space_hash: Name
-    options: tuple[Text, ...]
-    dtype: Name
-    sizes: dict[Name, Count]
-    nvrtc_version: Name
-    l2_mode: L2Mode
-
-
 class WinnersFile(msgspec.Struct):
     """Schema of a file of winners, besides its format."""
 
     device: DeviceProperties
-    winners: tuple[ShippedWinner, ...]
+    winners: tuple[dict[str, Any], ...]
+    """Of each, the key without the fields of the device, and the result."""
 
 
 class RulesFile(msgspec.Struct):
@@ -160,13 +144,12 @@ def _model_file(gpu_name: str, operation: str, dtype: str) -> str:
 def read_winners(path: Path) -> list[Winner]:
     """Read a file of winners; an `InputError` if it cannot be read, is damaged, or is of a newer autotile."""
     document = _read(path, "winners", WinnersFile)
-    winners = []
-    for entry in document.winners:
-        problem = Problem(entry.kernel, entry.sizes, entry.dtype)
-        others = ("template_hash", "space_hash", "options", "nvrtc_version", "l2_mode")
-        key = TuningKey.for_device(problem, document.device, **{name: getattr(entry, name) for name in others})
-        winners.append(entry.winner_of(key, document.device, shipped=False))
-    return winners
+    of_device = device_fields(document.device)
+    entries = ({**one, "key": {**one, **of_device}, "device": None, "shipped": False} for one in document.winners)
+    try:
+        return [replace(convert(one, WinnerDocument).winner(), device=document.device) for one in entries]
+    except DataError as error:
+        raise _damaged(path, "winners", error) from None
 
 
 _known_winners = lru_cache(read_winners)
@@ -182,7 +165,8 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
     device = devices.pop() if len(devices) == 1 else None
     if device is None:
         raise InputError(f"a file of winners holds those of one known GPU; got {len(devices)} GPUs")
-    keys = [{n: v for n, v in winner.key.to_json().items() if n not in _DEVICE_FIELDS} for winner in ordered]
+    of_device = device_fields(device)
+    keys = [{n: v for n, v in winner.key.to_json().items() if n not in of_device} for winner in ordered]
     lines = ",\n".join(encode_json(key | winner.result_to_json()) for key, winner in zip(keys, ordered, strict=True))
     head = encode_json({"format": _FORMAT, "device": device.to_json()}, indent=1)[:-2]
     text = f'{head},\n "winners": [\n{lines}\n ]\n}}\n'

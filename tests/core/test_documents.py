@@ -48,7 +48,7 @@ from autotile.cuda.compiler import CompileJob
 from autotile.database.database import StoredRun, StoredStudy, StoredTrial
 from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, StoredMiss
-from autotile.database.winners import ResultDocument, StoredRuleDocument, WinnerDocument
+from autotile.database.winners import StoredRuleDocument, WinnerDocument
 from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped
 from autotile.families import family
@@ -56,7 +56,7 @@ from autotile.families.family import Family
 from autotile.workers import child, compile_pool, jobs
 
 SCHEMAS = [
-    DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState, ResultDocument,
+    DeviceProperties, TuningKey, StoredRun, StoredStudy, StoredTrial, StoredMiss, FamilyState,
     StoredRuleDocument, WinnerDocument, CompileJob, family.TreeDocument, family.RuleConfig, family.RulePoint,
     recording.RecordingHeader, recording.RecordingLabels, kernel_tuner.CacheDocument, kernel_tuner.T4Result,
     kernel_tuner.MeasuredEntry,
@@ -111,8 +111,8 @@ class TestSchemas:
     @pytest.mark.parametrize(
         ("text", "schema", "field", "fault"),
         [
-            ('{"config": {"BM": [1]}}', ResultDocument, "config[...]", "expected bool | int | float | str, got array"),
-            ("{}", ResultDocument, "", "object missing required field config"),
+            ('{"config": {"BM": [1]}}', WinnerDocument, "config[...]", "expected bool | int | float | str, got array"),
+            ("{}", WinnerDocument, "", "object missing required field key"),
             ('[{"a": NaN}]', list[Any], "", "JSON is malformed"),
             ("1e400", float, "", "number out of range"),
             ("[" * 100_000, Any, "", "nested too deeply"),
