@@ -55,25 +55,8 @@ def toolchain() -> str:
     return f"autotile {__version__} and NVRTC {nvrtc_version()}"
 
 
-class CompileRequest(msgspec.Struct):
-    """A compilation that a session asks for.
-
-    ``key`` is the name of the cubin in the cache, ``files`` the digest of the author's headers, empty for none.
-    """
-
-    toolchain: str
-    key: str
-    job: CompileJob
-    deadline_s: float
-    files: Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
-
-
-CompileReply = tuple[Compiled | None, Text]
-"""Reply to it, on the first line of the answer; the cubin follows, whose path is of no use elsewhere.
-
-Without a result, the text is why the machine cannot compile it, which says nothing about the job; it is empty if the
-machine lacks the author's headers.
-"""
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
+"""SHA-256 of the author's headers; empty for none."""
 
 
 class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -95,16 +78,19 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
         self._pool.close()
         self._folder.cleanup()
 
-    def handle(self, request: CompileRequest, files: Mapping[str, bytes]) -> Compiled | None:
+    def handle(
+        self, versions: str, key: str, job: CompileJob, deadline_s: float, digest: Digest, *, files: Mapping[str, bytes]
+    ) -> Compiled | None:
         """Compile a job; requests come in as many threads as there are compilations at the same time.
 
-        None if the author's headers are lacking. Raise `AutotileError` if it cannot be compiled on this machine, which
-        says nothing about the job.
+        ``versions`` is the toolchain of the session, ``key`` the name of the cubin in its cache. None if the author's
+        headers are lacking. Raise `AutotileError` if it cannot be compiled on this machine, which says nothing about
+        the job.
         """
-        if request.toolchain != toolchain():
+        if versions != toolchain():
             raise WorkerError(f"it compiles with {toolchain()}")
-        root = Path(self._folder.name) / (request.files or "none")
-        if request.files and not root.exists():
+        root = Path(self._folder.name) / (digest or "none")
+        if digest and not root.exists():
             if not files:
                 return None
             made = Path(tempfile.mkdtemp(dir=root.parent))
@@ -117,14 +103,13 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
             except OSError:  # another thread was first
                 if not root.exists():
                     raise
-        folders = tuple(_below(root, folder) for folder in request.job.include_folders)
-        path = _below(root, request.job.template_path)
-        job = replace(request.job, template_path=path, include_folders=folders, headers=())
-        if job.key != request.key:
+        folders = tuple(_below(root, folder) for folder in job.include_folders)
+        moved = replace(job, template_path=_below(root, job.template_path), include_folders=folders, headers=())
+        if moved.key != key:
             raise WorkerError("its compiler is another one")
-        compiled = self._pool.submit(lambda: job, request.deadline_s).result()
+        compiled = self._pool.submit(lambda: moved, deadline_s).result()
         reason = compiled.reason.replace(str(root), "")
-        if compiled.outcome is Outcome.NOT_COMPILED or (request.files and _UNFOUND in reason):
+        if compiled.outcome is Outcome.NOT_COMPILED or (digest and _UNFOUND in reason):
             raise WorkerError(reason)
         return replace(compiled, reason=reason)
 
@@ -132,19 +117,20 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
 def compile_remotely(text: str, files: Mapping[str, bytes]) -> bytes:
     """Compile a job in this process of Dask; the task that a session submits.
 
-    ``text`` is a `CompileRequest` as JSON, ``files`` are the contents of the author's headers by their paths, empty
-    unless the machine lacks them; the result is a `CompileReply` as a line of JSON, and the cubin.
+    ``text`` holds the other arguments of `CompilerPlugin.handle` as JSON, ``files`` are the contents of the author's
+    headers by their paths, empty unless the machine lacks them. The answer is a line of JSON, and the cubin: a pair of
+    the result and of why this machine has none, which says nothing about the job; neither if it lacks the headers.
     """
     plugin = cast("CompilerPlugin", distributed.get_worker().plugins[_PLUGIN])
-    reply: CompileReply
-    cubin = b""
+    found: Compiled | None = None
+    cubin, refusal = b"", ""
     try:
-        reply = plugin.handle(decode_json(text, CompileRequest), files), ""
-        if (found := reply[0]) is not None and found.cubin is not None:
+        found = plugin.handle(*decode_json(text, tuple[str, str, CompileJob, float, Digest]), files=files)
+        if found is not None and found.cubin is not None:
             cubin = found.cubin.path.read_bytes()
     except (AutotileError, OSError, RuntimeError) as error:
-        reply = None, f"{error}"
-    return encode_json(to_fields(reply)).encode() + b"\n" + cubin
+        found, refusal = None, f"{error}"
+    return encode_json(to_fields((found, refusal))).encode() + b"\n" + cubin
 
 
 def _below(root: Path, path: str) -> str:
@@ -234,7 +220,7 @@ class ClusterCompilers:
         digest, own = self._headers[job.source_hash]
         resolved = tuple(str(folder.resolve()) for folder in folders)
         moved = replace(job, template_path=str(path.parent.resolve() / path.name), include_folders=resolved)
-        text = encode_json(to_fields(CompileRequest(self._toolchain, job.key, moved, deadline_s, digest)))
+        text = encode_json(to_fields((self._toolchain, job.key, moved, deadline_s, digest)))
         files, resource = own if with_files else {}, COMPILERS + self._toolchain
         task = self._connection.submit(compile_remotely, text, files, resource=resource)
 
@@ -310,8 +296,7 @@ def _read(answer: object) -> tuple[Compilation | Compiled | None, str]:
     if not isinstance(answer, bytes):
         raise DataError("the answer of a compiler is malformed")
     line, _, content = answer.partition(b"\n")
-    reply: CompileReply = decode_json(line, tuple[Compiled | None, Text])
-    compiled, refusal = reply
+    compiled, refusal = decode_json(line, tuple[Compiled | None, Text])
     if compiled is None or compiled.outcome is not Outcome.OK:
         return compiled, refusal
     cubin = compiled.cubin
