@@ -56,7 +56,7 @@ from autotile.tuning.result import ScheduleResult
 from autotile.tuning.schedule import Schedule
 from autotile.tuning.session import Compiling, compiled_sizes
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
+from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Entry, Job, Reading, Time
 
@@ -636,13 +636,11 @@ def tune_operation_family(
     measured, or the database cannot be written.
     """
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
-    workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
     with Schedule.open(settings, options, observe) as schedule:
         lane, device, worker_pool = schedule.lane, schedule.device, schedule.worker_pool
         if device is None:
             raise InputError("a family of an operation is measured on a GPU, and there is none here")
         farm = lane.cluster.compilers if lane.cluster is not None else None
-        pool = CompilePool(settings, workers, deadline_s, worker_pool=worker_pool, farm=farm)
-        with closing(pool), open_grid(lane, worker_pool, options) as run_job:
+        with closing(schedule.compilers(farm=farm)) as pool, open_grid(lane, worker_pool, options) as run_job:
             named = tuple(one for one in libraries if one.call is None)
             return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, run_job).cover()

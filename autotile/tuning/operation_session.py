@@ -364,9 +364,8 @@ class _Halving:
         try:
             with ExitStack() as stack:
                 if workers >= _MIN_CORES_AHEAD and schedule.lane.cluster is None and schedule.device is not None:
-                    of = schedule.settings, workers // 2, options.compile_deadline_s
                     memory_bytes = memory_share_bytes(workers)  # the session compiles beside it
-                    pool = CompilePool(*of, memory_bytes=memory_bytes, worker_pool=schedule.worker_pool)
+                    pool = schedule.compilers(workers // 2, memory_bytes=memory_bytes)
                     self._compile_pool = stack.enter_context(closing(pool))
                 self._share_out(possible)
             if not schedule.interrupted:
@@ -621,9 +620,8 @@ def hold_contest(
         else:
             gpu = Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool, device=device)
             backend = stack.enter_context(closing(gpu))
-        workers, deadline_s = worker_count(options.workers), options.compile_deadline_s
         candidates = []
-        with closing(CompilePool(settings, workers, deadline_s, worker_pool=worker_pool)) as pool:
+        with closing(schedule.compilers()) as pool:
             for kernel, own_problem, trial in finalists:  # whose cubins are in the cache unless they were trimmed
                 compiled = Pipeline(kernel, own_problem, backend, pool).recompile([trial])
                 if not compiled:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Problem
@@ -20,7 +20,7 @@ from autotile.tuning.progress_state import Observer, Place, Progress
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
-from autotile.workers.compile_pool import worker_count
+from autotile.workers.compile_pool import CompilePool, worker_count
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -93,6 +93,14 @@ class Schedule:
     def elapsed_s(self) -> float:
         """Wall time so far."""
         return time.monotonic() - self.begun_s
+
+    def compilers(self, workers: int | None = None, **given: Any) -> CompilePool:
+        """Return compilers, one a core or as the options say, that share the worker processes; the caller closes them.
+
+        ``given`` are other arguments of `CompilePool`.
+        """
+        of = self.settings, workers or worker_count(self.options.workers), self.options.compile_deadline_s
+        return CompilePool(*of, worker_pool=self.worker_pool, **given)
 
     def observe(self, progress: Progress, *places: Place) -> None:
         """Report the state of a session at its places in schedules, the innermost first; of one at a time."""

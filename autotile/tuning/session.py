@@ -403,9 +403,8 @@ class Session:
 
         A configuration that has a trial is not run again. Those that only a heuristic excludes are valid.
         """
-        while self._pipeline.running:  # an evaluation was interrupted
-            for trial in self._store(self._end_running(), None):
-                self._learn(trial)
+        for trial in self._end_all(None):  # an evaluation was interrupted
+            self._learn(trial)
         valid: list[Config] = []
         for config in {config_key(config): config for config in configs}.values():
             reason = check_config(self._kernel.spec, config, self._problem, self.device)
@@ -526,8 +525,7 @@ class Session:
 
         while (stopped := reached()) is None or self._chosen:
             if is_limited and not self._chosen and (inherited := self._inherited()):
-                while self._pipeline.running:
-                    yield from self._store(self._end_running(), proposer)
+                yield from self._end_all(proposer)
                 self._try_and_learn(inherited)
             candidate = self._pipeline.next_candidate(proposer, reached) if stopped is None else None  # -> cubin
             if candidate is not None:
@@ -559,8 +557,7 @@ class Session:
             self._take_news()
             if is_limited:
                 self._compile_ahead()
-        while self._pipeline.running:
-            yield from self._store(self._end_running(), proposer)
+        yield from self._end_all(proposer)
         if is_limited and stopped is not None:
             self._stopped = stopped
             # what other sessions are trying is waited for, and what they died with is tried
@@ -587,6 +584,11 @@ class Session:
             ended.append(self._pipeline.end_next())
         self._rules.running = self._pipeline.running + len(self._chosen) + self._record.others
         return ended
+
+    def _end_all(self, proposer: Proposer | None) -> Iterator[Trial]:
+        """Wait for all that runs, store it, and yield it."""
+        while self._pipeline.running:
+            yield from self._store(self._end_running(), proposer)
 
     def _store(self, ended: Sequence[tuple[Compiling, Trial]], proposer: Proposer | None) -> Iterator[Trial]:
         """Commit trials, pass each on to the log, its proposer and the observer, and yield it."""

@@ -9,6 +9,7 @@ import unicodedata
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,16 +18,14 @@ from msgspec import structs
 from stored_runs import add_trial, record_miss, start_run
 
 from autotile.core.device import device_profile
-from autotile.core.documents import decode_json
 from autotile.core.model import Outcome, Trial
 from autotile.core.text import shown_text
 from autotile.cuda.compiler import CompileJob
 from autotile.database.database import Database
 from autotile.database.learned import save_model
-from autotile.errors import DataError
 from autotile.exchange.cpp_header import literal
 from autotile.settings import data_folder
-from autotile.tuning.cluster.compilers import CompileRequest
+from autotile.tuning.cluster import compilers
 
 NAMES = ["../x", "/tmp/abs", "a/b", "..", ".", "", "a\0b", "x" * 900, "a\nb", "NVIDIA H200"]
 
@@ -89,13 +88,16 @@ def test_the_kernel_of_a_captured_call_is_a_name(run, tmp_path):
         run("tune", "--captured", tmp_path).is_refused("not the document of a captured call")
 
 
-def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder():
-    job = CompileJob("", "", "/k.cu", "k", "sm_90", ())
-    request = {"toolchain": "", "key": "", "job": asdict(job), "deadline_s": 1.0}
-    assert decode_json(json.dumps({**request, "files": "a" * 64}), CompileRequest).files == "a" * 64
-    for files in ("../x", "/tmp/abs", "a" * 63, "a" * 64 + "\n", ".."):
-        with pytest.raises(DataError, match="files"):
-            decode_json(json.dumps({**request, "files": files}), CompileRequest)
+def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder(monkeypatch):
+    handled: list[str] = []
+    plugin = SimpleNamespace(handle=lambda *given, files: handled.append(given[4]))
+    worker = SimpleNamespace(plugins={compilers.CompilerPlugin.name: plugin})
+    monkeypatch.setattr(compilers.distributed, "get_worker", lambda: worker)
+    job = asdict(CompileJob("", "", "/k.cu", "k", "sm_90", ()))
+    for digest in ("a" * 64, "../x", "/tmp/abs", "a" * 63, "a" * 64 + "\n", ".."):
+        answer = compilers.compile_remotely(json.dumps(["", "", job, 1.0, digest]), {})
+        assert (b"expected str matching regex" in answer) == (digest != "a" * 64)
+    assert handled == ["a" * 64]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -20,7 +20,8 @@ from autotile.serving.dispatcher import get_best_kernel
 from autotile.tuning import schedule
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.options import FamilyPlan, TuneOptions
-from autotile.tuning.progress_state import Clock, Progress
+from autotile.tuning.progress_state import Progress
+from autotile.tuning.session import Session
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_a_budget_is_shared_and_kept(run, recorded, monkeypatch):
         given.append(arguments[3].budget_s)
         return replace(result, phases={"start": 1.0, "search": 21.0, "finals": 5.0})
 
-    monkeypatch.setattr(Clock, "elapsed_s", 0.0)
+    monkeypatch.setattr(Session, "_elapsed_s", lambda _: 0.0)
     monkeypatch.setattr(schedule.Schedule, "elapsed_s", property(lambda _: 30.0 * len(given)))
     monkeypatch.setattr(schedule, "tune", tune_for_30_s)
     assert run(budget_s=600.0).rule is not None

@@ -22,8 +22,9 @@ from autotile.tuning import operation_session
 from autotile.tuning.finals import with_times
 from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.progress_state import Clock, Progress
+from autotile.tuning.progress_state import Progress
 from autotile.tuning.schedule import Schedule
+from autotile.tuning.session import Session
 
 NAMES = ("first", "second", "third")
 
@@ -100,8 +101,8 @@ class TestHalving:
     def _at_rest(self, monkeypatch):
         """A GPU, and clocks that stand still: sessions end where nothing is left to try."""
         monkeypatch.setattr(Schedule, "device", device_profile("h200"))
-        for clock in (Schedule, Clock):
-            monkeypatch.setattr(clock, "elapsed_s", 0.0)
+        monkeypatch.setattr(Schedule, "elapsed_s", 0.0)
+        monkeypatch.setattr(Session, "_elapsed_s", lambda _: 0.0)
 
     @pytest.mark.usefixtures("_at_rest")
     def test_a_short_budget_tries_what_is_proposed_and_goes_on_with_the_fastest(self, recorded, run):
