@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -106,15 +106,9 @@ OwnLibraries = Mapping[str, Callable[..., Any]]
 """Python functions of the arrays of a kernel, in the order of its arguments, by the names of the libraries."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Runnable:
-    """An entry that is ready to be launched."""
-
-    launch: Launch
-    prepare: Launch
-    """Called before each launch, as for `autotile.cuda.timing.Timer.race`."""
-    verdict: Callable[[], Verdict]
-    """Verifies what the last launch wrote."""
+_Runnable = tuple[Launch, Launch, Callable[[], Verdict]]
+"""An entry that is ready to be launched: its launch, what is called before each one, as for
+`autotile.cuda.timing.Timer.race`, and what verifies the outputs of the last one."""
 
 
 class Bench:
@@ -296,7 +290,7 @@ class Bench:
                 if entry.candidate is None:
                     runners[number] = runner = self._library(problem, entry)
                     verdict = problem.verified(runner, job.checks)
-                    graphs = graphs and timer.can_capture(runner.launch)
+                    graphs = graphs and timer.can_capture(runner[0])
                 else:
                     if job.checks:
                         found = problem.checked(entry, Check((), job.checks, _CHECKS_S), lambda _: None)
@@ -311,15 +305,15 @@ class Bench:
             return list(readings.values())
         stage(RACE_STAGE)
         verdicts: list[Verdict] = []
-        racing = list(runners.values())
-        timer.warm_up(racing[0].launch, racing[0].prepare)
+        launches, prepares, verifications = map(list, zip(*runners.values(), strict=True))
+        timer.warm_up(launches[0], prepares[0])
         times = timer.race(
-            [one.launch for one in racing],
+            launches,
             job.rounds,
             job.seed,
-            prepares=[one.prepare for one in racing],
+            prepares=prepares,
             weights=[job.entries[number].weight for number in runners],
-            check=lambda index: verdicts.append(racing[index].verdict()),
+            check=lambda index: verdicts.append(verifications[index]()),
             graphs=graphs,
             precision=job.precision,
         )
@@ -346,7 +340,7 @@ class Bench:
         bound = BoundArguments(instance, LaunchPlan(()), (), {}, frozenset())
         around = partial(instance.prepare, bound), partial(instance.verdict, bound)
         if (own := self._own.get(call.kernel)) is not None:
-            return _Runnable(_launch_of_function(own, instance), *around)
+            return _launch_of_function(own, instance), *around
         if call.kernel != "cublas":  # the only one that an operation file may name
             raise InputError(f"there is no library {call.kernel!r} here")
         from autotile.cuda.cublas import Gemm, GemmLayout
@@ -357,7 +351,7 @@ class Bench:
         gemm = Gemm(layout, problem.device_index)
         addresses = [int(array.data.ptr) for array in instance.arrays]
         current_stream = load_cupy().cuda.get_current_stream
-        return _Runnable(lambda: gemm(current_stream().ptr, addresses), *around)
+        return lambda: gemm(current_stream().ptr, addresses), *around
 
 
 class _LoadedKernel:
@@ -514,16 +508,17 @@ class LaidOut:
 
         With ``is_quick``, one launch suffices for what takes several times as long as the best.
         """
+        launch, prepare, verify = runner
         if self._kernel.event_floor_us is None:
-            self.timer.warm_up(runner.launch, runner.prepare)
+            self.timer.warm_up(launch, prepare)
             self._kernel.event_floor_us = round(self.timer.event_floor_us(), 3)
         if is_quick and best_us is not None:
-            (once_us,) = self.timer.samples(runner.launch, 1, runner.prepare)
+            (once_us,) = self.timer.samples(launch, 1, prepare)
             if once_us > max(_SLOW_RATIO * best_us, best_us + _FLOOR_US):
                 measurement = Measurement(once_us, once_us, once_us, (round(once_us, 3),), self.timer.l2)
                 return Reading(Outcome.PRUNED, discard_reason(best_us), "measure", measurement)
-        measured, is_discarded = self.timer.measure(runner.launch, best_us, runner.prepare)
-        verdict = runner.verdict()
+        measured, is_discarded = self.timer.measure(launch, best_us, prepare)
+        verdict = verify()
         if verdict.outcome is not Outcome.OK:
             return Reading(verdict.outcome, verdict.reason, "measure")
         if best_us is not None and is_discarded:
@@ -572,10 +567,11 @@ class LaidOut:
 
     def verified(self, runner: _Runnable, repeats: int) -> Verdict:
         """Return the verdict on repeated launches of a library."""
+        launch, prepare, verify = runner
         verdict = Verdict(Outcome.OK)
         for _ in range(repeats):
-            self.timer.samples(runner.launch, 1, runner.prepare, repeats=False)
-            verdict = runner.verdict()
+            self.timer.samples(launch, 1, prepare, repeats=False)
+            verdict = verify()
             if verdict.outcome is not Outcome.OK:
                 break
         return verdict
@@ -591,7 +587,7 @@ class LaidOut:
     @staticmethod
     def _runnable(launch: LaunchSequence, bound: BoundArguments) -> _Runnable:
         instance = bound.instance
-        return _Runnable(launch, partial(instance.prepare, bound), partial(_timed_verdict, bound))
+        return launch, partial(instance.prepare, bound), partial(_timed_verdict, bound)
 
     def _instances(self, problem: Problem, *, check: bool) -> Instances:
         kernel = self._kernel

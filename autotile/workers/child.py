@@ -117,31 +117,22 @@ class Message(msgspec.Struct):
     stage: Name | None = None
 
 
-class ErrorReply(msgspec.Struct):
-    """Reply to a request that failed."""
-
-    error: Text
-    kind: Name = ""
-    """``input`` or ``toolchain`` of an error that concerns all candidates."""
-    stage: Name = ""
-    """Stage in which the candidate failed, if one did."""
-
-
 def parsed_reply(reply: Mapping[str, Any], schema: type[_Parsed]) -> _Parsed:
     """Parse a reply.
 
-    An error that concerns all candidates is raised as `InputError` or `ToolchainError`, another one, and a malformed
-    reply, as `WorkerError`.
+    One with an ``error`` is raised: as `InputError` or `ToolchainError` if its ``kind``, ``input`` or ``toolchain``,
+    says that it concerns all candidates, else as `WorkerError` in its ``stage``. So is a malformed reply.
     """
     try:
         if "error" not in reply:
             return convert(reply, schema)
-        failed = convert(reply, ErrorReply)
-    except DataError as error:
-        raise WorkerError(f"the worker's reply is malformed: {error}") from None
-    if failed.kind in ("input", "toolchain"):
-        raise {"input": InputError, "toolchain": ToolchainError}[failed.kind](failed.error)
-    raise WorkerError(failed.error, failed.stage)
+        texts = [reply["error"], reply.get("kind", ""), reply.get("stage", "")]
+        error, kind, stage = convert(texts, tuple[Text, Name, Name])
+    except DataError as fault:
+        raise WorkerError(f"the worker's reply is malformed: {fault}") from None
+    if kind in ("input", "toolchain"):
+        raise {"input": InputError, "toolchain": ToolchainError}[kind](error)
+    raise WorkerError(error, stage)
 
 
 Stage = Callable[[str], None]

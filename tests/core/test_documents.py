@@ -62,7 +62,7 @@ SCHEMAS = [
     kernel_tuner.MeasuredEntry,
     bundle.BundleManifest, bundle.BundledDocument, shipped.WinnersFile, shipped.RulesFile,
     jobs.Reading, jobs.Workload, jobs.Candidate, jobs.Race, child.Message,
-    compile_pool.Compiled, child.ErrorReply,
+    compile_pool.Compiled,
 ]  # fmt: skip
 
 
