@@ -27,6 +27,7 @@ from autotile.database.database import (
     stored_run,
     stored_study,
     stored_trial,
+    study_with,
 )
 from autotile.database.engine import (
     CEILINGS,
@@ -219,7 +220,7 @@ def copy_missing_rows(source: Database, target: Database) -> Counter[str]:
     with source.reading() as theirs, target.writing() as ours:
         new = Counter(studies=0, runs=0, trials=0, rules=0)
         for row in usable_rows(theirs, STUDIES):
-            study_id = ours.execute(select(STUDIES.c.id).where(STUDIES.c.digest == row["digest"])).scalar_one_or_none()
+            study_id = study_with(ours, row["digest"])
             if study_id is None:
                 insert = STUDIES.insert().returning(STUDIES.c.id)
                 study_id = int(ours.execute(insert, _values(STUDIES, row)).scalar_one())

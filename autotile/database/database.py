@@ -27,6 +27,7 @@ from sqlalchemy import (
     Label,
     Select,
     Table,
+    TableClause,
     literal_column,
     select,
     text,
@@ -149,7 +150,7 @@ def parsed_rows(
     return found
 
 
-def matching(query: Select[Any], table: Table, **values: object) -> Select[Any]:
+def matching(query: Select[Any], table: TableClause, **values: object) -> Select[Any]:
     """Return a query for the rows whose columns in a table have the given values; None selects all."""
     return query.where(*(table.c[name] == value for name, value in values.items() if value is not None))
 
@@ -374,7 +375,15 @@ def ensure_study(connection: Connection, key: TuningKey, device: DevicePropertie
         "created_at": now_text(),
     }
     connection.execute(insert_for(connection, STUDIES).on_conflict_do_nothing(index_elements=["digest"]), values)
-    return int(connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one())
+    found = study_with(connection, key.digest)
+    assert found is not None
+    return found
+
+
+def study_with(connection: Connection, digest: str) -> int | None:
+    """Return the id of the study whose key has a digest, or None."""
+    rows = run_text(connection, "SELECT id FROM studies WHERE digest = :digest", {"digest": digest})
+    return int(rows[0][0]) if rows else None
 
 
 def insert_run(connection: Connection, values: Row) -> int:
@@ -629,18 +638,14 @@ class Database(AbstractContextManager["Database"]):
     def find_study(self, key: TuningKey) -> int | None:
         """Return the id of the study of a key, or None; nothing is created."""
         with self.reading() as connection:
-            return connection.execute(select(STUDIES.c.id).where(STUDIES.c.digest == key.digest)).scalar_one_or_none()
+            return study_with(connection, key.digest)
 
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
         """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
         counts: list[Label[Any]] = [literal_column(sql).label(name) for name, sql in _STUDY_COUNTS.items()]
         listed = select(STUDIES, *counts).order_by(STUDIES.c.kernel, STUDIES.c.id)
         query = matching(listed, STUDIES, kernel=kernel)
-        fastest = select(BEST.c.study_id, TRIALS.c.config, TRIALS.c.time_us).join(
-            TRIALS, TRIALS.c.id == BEST.c.trial_id
-        )
-        if kernel is not None:
-            fastest = fastest.join(STUDIES, STUDIES.c.id == BEST.c.study_id).where(STUDIES.c.kernel == kernel)
+        fastest = matching(select(BEST.c.study_id, BEST.c.config, BEST.c.time_us), BEST, kernel=kernel)
         winners: dict[int, tuple[Config, float]] = {}
         with self.reading() as connection:
             rows = connection.execute(fastest).all()

@@ -186,7 +186,8 @@ CEILINGS = _table(
 )
 """One row for each GPU: the newest measurement of its ceilings."""
 
-BEST = table("best", column("study_id"), column("trial_id"))
+_BEST_COLUMNS = (*map(column, ("study_id", "trial_id", "kernel", "time_us")), column("config", JSON_VALUE))
+BEST = table("best", *_BEST_COLUMNS)
 """View of the best result of each study; its other columns are for people who open the database by hand."""
 
 
