@@ -53,15 +53,12 @@ def session(location, fresh_key, device):
 def test_one_session_at_a_time_tries_a_configuration_unless_it_does_not_share(session, location, fresh_key, device):
     first, second = session(), session()
     assert first.claim({"BM": 1})[0]
-    assert not second.claim({"BM": 1})[0]
-    assert (second.others, second.take_news()) == (1, [])
+    assert (second.claim({"BM": 1}), second.others, second.take_news()) == ([False], 1, [])
     assert first.claim({"BM": 1})[0]  # again
     trial = measured({"BM": 1}, 10.0)
     first.add(trial)
-    assert not second.claim({"BM": 1})[0]
-    assert (second.others, second.take_news()) == (0, [trial])
-    assert second.claim({"BM": 2})[0]
-    assert second.take_news() == []
+    assert (second.claim({"BM": 1}), second.others, second.take_news()) == ([False], 0, [trial])
+    assert (second.claim({"BM": 2}), second.take_news()) == ([True], [])
     assert session().claim({"BM": 1})[0]  # earlier trials do not count: it leaves out what it need not repeat
     alone = record_of(location, fresh_key, device, shares=False)
     assert alone.claim({"BM": 1}, {"BM": 3}) == [True, True]
@@ -103,15 +100,12 @@ def test_a_lease_that_runs_out_is_inherited(session):
     first.claim({"BM": 2})
     run_out(first)
     assert second.claim({"BM": 2})[0]
-    assert second.inherit() == [config_key({"BM": 1})]
-    assert second.others == 0
-    assert third.inherit() == []
-    assert third.others == 2
+    assert (second.inherit(), second.others) == ([config_key({"BM": 1})], 0)
+    assert (third.inherit(), third.others) == ([], 2)
     first.add(measured({"BM": 1}, 10.0))  # too late: it is not stored, and not tried twice
     trial = measured({"BM": 1}, 11.0)
     second.add(trial)
-    third.claim({"BM": 1})
-    assert third.take_news() == [trial]
+    assert (third.claim({"BM": 1}), third.take_news()) == ([False], [trial])
 
 
 @pytest.mark.parametrize("location", ["postgresql"], indirect=True)
@@ -137,10 +131,8 @@ def test_a_trial_that_another_session_stores_during_a_look_is_news_or_still_trie
     together.wait()
     with monkeypatch.context() as patch:
         patch.setattr(second, "_look", look)
-        second.inherit()
-        assert second.others == 1
-    second.inherit()
-    assert second.take_news() == [trial]
+        assert (second.inherit(), second.others) == ([], 1)
+    assert (second.inherit(), second.take_news()) == ([], [trial])
 
 
 def test_leases_are_renewed(session, monkeypatch):
@@ -188,8 +180,7 @@ def test_a_claim_that_another_session_has_met_outlives_a_crash_of_the_server(ses
     assert not second.claim({"BM": 1})[0]
     postgresql.stop(signal.SIGQUIT)
     postgresql.start()
-    second.inherit()
-    assert second.others == 1
+    assert (second.inherit(), second.others) == ([], 1)
 
 
 def claim_and_die(location: str, key: TuningKey, device: DeviceProperties, *numbers: int) -> None:

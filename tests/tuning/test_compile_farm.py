@@ -1,5 +1,6 @@
 """Compilation on other machines of a cluster: a farm of two cores, which NVRTC compiles on without a GPU."""
 
+import json
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from cache_settings import SLOW, cache_settings
 from cluster_kit import ClusterKit, children, listening, not_loopback
 from processes import wait_until
 
-from autotile.core.model import Outcome
+from autotile.core.model import Outcome, Resources
 from autotile.cuda.compiler import CompileJob
 from autotile.errors import DataError, WorkerError
 from autotile.tuning.cluster import compilers as cluster_compilers
@@ -188,13 +189,10 @@ def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_
     assert not farm.accepts(replace(JOB, files=(("controls.txt", "00"),)))
 
 
-RESOURCES = b'{"registers": 8, "spill_store_bytes": 0, "spill_load_bytes": 0, "stack_bytes": 0, "static_smem_bytes": 0}'
-FUNCTIONS = (
-    b"{}",
-    b'{"f": {"symbol": "f", "resources": {"registers": 1}}}',
-    b'{"f": {"symbol": "f", "resources": %b}}' % RESOURCES,
-)
-DAMAGED = [b'[{"cubin": {"path": "", "cubin_hash": "00", "functions": %b}}, ""]\ncubin' % one for one in FUNCTIONS]
+FUNCTION = {"symbol": "f", "resources": dict.fromkeys(Resources.__struct_fields__, 8)}
+FUNCTIONS = ({}, {"f": {"symbol": "f"}}, {"f": FUNCTION})
+CUBINS = [{"path": "", "cubin_hash": "00", "functions": one} for one in FUNCTIONS]
+DAMAGED = [json.dumps([{"cubin": one}, ""]).encode() + b"\ncubin" for one in CUBINS]
 NO_RESULT = [b"{}\n", b'[{"cubin": null}, ""]\ncubin', b'[{"cubin": null, "outcome": "splendid"}, ""]\n']
 
 

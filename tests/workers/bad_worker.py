@@ -26,13 +26,8 @@ EVALUATION = {
 FAILED = {**EVALUATION, "stage": "verify", "measurement": None}
 SIZES = ("spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes")
 RESOURCES = {"registers": 8, **dict.fromkeys(SIZES, 0)}
-COMPILED = {
-    "cubin": {
-        "path": "/nowhere/a.cubin",
-        "cubin_hash": "h",
-        "functions": {"f": {"symbol": "f", "resources": RESOURCES}},
-    }
-}
+FUNCTIONS = {"f": {"symbol": "f", "resources": RESOURCES}}
+COMPILED = {"cubin": {"path": "/nowhere/a.cubin", "cubin_hash": "h", "functions": FUNCTIONS}}
 number = 0
 caches: list[Path] = []
 """Folders of the cubin caches of the requests so far."""
