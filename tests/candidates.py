@@ -35,7 +35,7 @@ def evaluate_in_turn(toml: Path, *changes: Mapping[str, Value]) -> list[Reading]
     for values in changes:
         candidate = compiled(kernel, {**spec.default, **values}, cache, dtype=problem.dtype)
         found: list[Reading] = []
-        bench.run(Time((Entry(candidate),)), lambda stage: None, found)  # a wrong one leaves the data intact
+        assert bench.run(Time((Entry(candidate),)), lambda stage: None, found)  # a wrong one leaves the data intact
         readings += found
     return readings
 
