@@ -282,7 +282,7 @@ class Session:
         self._finals_end_s = 0.0
         """Expected end of the finals, in seconds since the session began."""
         self._shortlist: Shortlist | None = None  # of `run`
-        self._busy_units = cores, backend.gpu_count
+        self._cores_and_gpus = cores, backend.gpu_count
         self._load_readings: list[LoadReading] = []
         self._pipeline = pipeline
         pipeline.score = self._scorer.scored
@@ -788,7 +788,7 @@ class Session:
             speedup=finals.speedup,
             ties=finals.ties,
             refused=finals.refused,
-            load=measure_load(self._load_readings, *self._busy_units),
+            load=measure_load(self._load_readings, *self._cores_and_gpus),
             drift=measure_drift(log.trials),
             front=pareto_front([*log.trials, *raced.values()], self._options.objectives),
             stopped=self._stopped,

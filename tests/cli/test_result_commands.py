@@ -19,7 +19,7 @@ from stored_runs import record_miss
 
 import autotile
 from autotile.core.device import device_profile
-from autotile.core.model import Problem
+from autotile.core.model import Outcome, Problem, Trial
 from autotile.database.database import Database
 from autotile.exchange.recording import read_recording_header
 from autotile.serving.choice import Choice, Contender, explain
@@ -279,13 +279,16 @@ def test_misses_of_another_gpus_configuration(study, run):
     assert only_row(run)["lost_s"] == pytest.approx(100 * 20.0 * 0.4 * 1e-6)
 
 
-def test_a_miss_that_was_tuned_since_is_known(study, run):
+def test_a_miss_that_was_tuned_since_is_known_unless_the_winner_fails_in_a_later_search(study, run):
     study(1024, (FAST, 10.0), (DEFAULT, 12.0))
     miss(1024, "default", 50)
     row = only_row(run)
     assert (row["measured"], row["tuned"]) == (True, True)
     assert row["lost_s"] == pytest.approx(50 * 2.0 * 1e-6)
     assert "tuned" in run("list", "--misses").out
+    with Database.open(read_settings().database) as database:
+        database.add_run(1, [Trial(FAST, Outcome.CRASHED)], sampler="random")
+    assert (only_row(run)["call_us"], only_row(run)["tuned"]) == (None, True)
 
 
 def test_no_cost_of_a_miss_is_made_up_where_too_little_is_tuned(study, run):
