@@ -135,6 +135,9 @@ class TorchLibrary:
         self.stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._slow_stream)
         """Function that returns the handle of PyTorch's current stream on a device."""
         self._allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        # The function that PyTorch's compiled code uses; it takes a third of the time of torch.empty.
+        self._empty: Callable[..., Any] | None = getattr(guards, "_empty_strided_cuda", None)
 
     def spec(self, shapes: tuple[tuple[int, ...], ...], element_type: str) -> ArraySpec:
         """Return the spec of a tensor of one of these shapes."""
@@ -179,6 +182,8 @@ class TorchLibrary:
 
     def allocator(self, like: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
         """Return a function that allocates a tensor of a shape, of the dtype and on the device of another one."""
+        if self._empty is not None and device_count() == 1:
+            return partial(self._empty, shape, self._torch.empty(shape, device="meta").stride(), like.dtype)
         return partial(self._torch.empty, shape, dtype=like.dtype, device=like.device)
 
     address = methodcaller("data_ptr")

@@ -144,8 +144,19 @@ def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor]) ->
         _products.note(key, (kernel, kernel.choice, function))
 
 
+def _gain_of(kernel: BoundKernel) -> Gain:
+    """Return the gain of what is served, which is found once for each choice."""
+    gain = _notes.get(kernel)
+    if gain is None or gain.choice is not kernel.choice:
+        gain = _products.note(kernel, Gain.of(kernel))
+    return gain  # type: ignore[no-any-return]
+
+
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
-    """Compute the product of two tensors, without a gradient: by PyTorch where its library is served."""
+    """Compute the product of two tensors, without a gradient.
+
+    Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call shows.
+    """
     options = _OPTIONS[emulate]
     known = _products.find(a, b, options)
     if (known is None or known.kernel.is_library) and _is_plain(a):
@@ -155,9 +166,12 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
             if known is None:
                 return by_torch(a, b)
         if known is not None and known.kernel.is_library and read_settings().capture is None:
-            _leave(key, known.kernel, by_torch)
-            known.kernel.count_call()
-            return by_torch(a, b)
+            hides_host = _gain_of(known.kernel).hides_host
+            if hides_host or torch.cuda.is_current_stream_capturing():  # PyTorch's memory is of the graph's pool
+                if hides_host:
+                    _leave(key, known.kernel, by_torch)
+                known.kernel.count_call()
+                return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
@@ -169,9 +183,10 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
 def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     """Compute ``a @ b`` on PyTorch's current stream, with the kernel that was measured to be the fastest.
 
-    Where cuBLAS is served, PyTorch calls it, unless PyTorch's settings would round float32 to TF32. Under
-    ``torch.compile`` and where calls are intercepted, it is the operator ``torch.ops.autotile.matmul``. In transforms
-    of ``torch.func``, in forward-mode differentiation and on the CPU it is PyTorch's own product, by its settings.
+    Where cuBLAS is served, PyTorch calls it, unless PyTorch's settings would round float32 to TF32, or the product
+    takes less time than the host's part of PyTorch's call. Under ``torch.compile`` and where calls are intercepted, it
+    is the operator ``torch.ops.autotile.matmul``. In transforms of ``torch.func``, in forward-mode differentiation and
+    on the CPU it is PyTorch's own product, by its settings.
 
     Parameters
     ----------
@@ -385,10 +400,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
-    gain = _notes.get(kernel)
-    if gain is None or gain.choice is not kernel.choice:
-        gain = _products.note(kernel, Gain.of(kernel))
-    if not gain.is_worthwhile(bias=bias is not None) and read_settings().capture is None:
+    if not _gain_of(kernel).is_worthwhile(bias=bias is not None) and read_settings().capture is None:
         _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
