@@ -152,6 +152,14 @@ def _gain_of(kernel: BoundKernel) -> Gain:
     return gain  # type: ignore[no-any-return]
 
 
+def _is_short(library: BoundKernel) -> bool:
+    """Whether the host's part of PyTorch's own call of the library would show.
+
+    In a capture it would not, and the memory that PyTorch's call takes is of the graph's pool.
+    """
+    return not (_gain_of(library).hides_host or torch.cuda.is_current_stream_capturing())
+
+
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     """Compute the product of two tensors, without a gradient.
 
@@ -159,19 +167,17 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     """
     options = _OPTIONS[emulate]
     known = _products.find(a, b, options)
-    if (known is None or known.kernel.is_library) and _is_plain(a):
+    if (known is None or (known.kernel.is_library and not _is_short(known.kernel))) and _is_plain(a):
         key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
             known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
             if known is None:
                 return by_torch(a, b)
         if known is not None and known.kernel.is_library and read_settings().capture is None:
-            hides_host = _gain_of(known.kernel).hides_host
-            if hides_host or torch.cuda.is_current_stream_capturing():  # PyTorch's memory is of the graph's pool
-                if hides_host:
-                    _leave(key, known.kernel, by_torch)
-                known.kernel.count_call()
-                return by_torch(a, b)
+            if _gain_of(known.kernel).hides_host:
+                _leave(key, known.kernel, by_torch)
+            known.kernel.count_call()
+            return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)

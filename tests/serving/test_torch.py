@@ -112,7 +112,8 @@ TRANSFORMS: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transformed_products_are_pytorchs(transform, shapes, device):
     a, b = (torch.randn(shape, device=device) for shape in shapes)
-    compiled = torch.compile(partial(transform, autotile.torch.matmul), backend="eager")
+    # Of symbolic sizes, which it takes after others, PyTorch 2.11 transforms no product, its own neither.
+    compiled = torch.compile(partial(transform, autotile.torch.matmul), backend="eager", dynamic=False)
     for transformed in (partial(transform, autotile.torch.matmul), compiled):
         torch.testing.assert_close(transformed(a, b), transform(torch.matmul, a, b))
 
