@@ -91,6 +91,10 @@ def _forwarded(path: str, doc: str) -> Any:
     return property(attrgetter(path), doc=doc)
 
 
+_MIN_MISSES = 128
+"""Calls that no graph launched before it is judged whether graphs are of use."""
+
+
 class BoundKernel:
     """A served kernel, or a library in its place; ``kernel(A, B, C)`` launches it.
 
@@ -389,6 +393,12 @@ class BoundKernel:
             return False
         self.count_call()
         return True
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether CUDA graphs launch most calls, or only few were made: the arrays of earlier ones come again."""
+        misses = self._launcher.misses if self._launcher is not None else 0
+        return misses < _MIN_MISSES or 2 * misses < self.calls
 
     def count_call(self) -> None:
         """Count a call, also one that a program makes to the library itself."""

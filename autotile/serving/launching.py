@@ -490,6 +490,8 @@ class ArrayLauncher:
     """Base of the launchers of kernels and of libraries: requirements on arrays, and the CUDA runtime."""
 
     _arrays: CallArrays
+    misses = 0
+    """Calls of a library that no graph launched, as no earlier call was on arrays at the same addresses."""
 
     def __init__(self, code: Code, device_index: int) -> None:
         self._code = code
@@ -738,6 +740,7 @@ class LibraryLauncher(ArrayLauncher):
             return True
         memory = gemm.memory(stream)
         gemm(stream, pointers, memory=memory)
+        self.misses += 1
         if self._with_graphs and not is_captured:
             graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
         return True

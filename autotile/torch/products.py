@@ -153,11 +153,12 @@ def _gain_of(kernel: BoundKernel) -> Gain:
 
 
 def _is_short(library: BoundKernel) -> bool:
-    """Whether the host's part of PyTorch's own call of the library would show.
+    """Whether the host's part of PyTorch's own call of the library would show, and a graph makes it shorter.
 
     In a capture it would not, and the memory that PyTorch's call takes is of the graph's pool.
     """
-    return not (_gain_of(library).hides_host or torch.cuda.is_current_stream_capturing())
+    hides_host = _gain_of(library).hides_host or not library.has_graphs
+    return not (hides_host or torch.cuda.is_current_stream_capturing())
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
@@ -174,7 +175,7 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
             if known is None:
                 return by_torch(a, b)
         if known is not None and known.kernel.is_library and read_settings().capture is None:
-            if _gain_of(known.kernel).hides_host:
+            if not torch.cuda.is_current_stream_capturing():
                 _leave(key, known.kernel, by_torch)
             known.kernel.count_call()
             return by_torch(a, b)
