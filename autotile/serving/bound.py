@@ -91,10 +91,6 @@ def _forwarded(path: str, doc: str) -> Any:
     return property(attrgetter(path), doc=doc)
 
 
-_MIN_MISSES = 128
-"""Calls that no graph launched before it is judged whether graphs are of use."""
-
-
 class BoundKernel:
     """A served kernel, or a library in its place; ``kernel(A, B, C)`` launches it.
 
@@ -396,9 +392,8 @@ class BoundKernel:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether CUDA graphs launch most calls, or only few were made: the arrays of earlier ones come again."""
-        misses = self._launcher.misses if self._launcher is not None else 0
-        return misses < _MIN_MISSES or 2 * misses < self.calls
+        """Whether CUDA graphs launch most of the latest calls of a library by addresses, or few were made."""
+        return self._launcher is None or self._launcher.has_graphs
 
     def count_call(self) -> None:
         """Count a call, also one that a program makes to the library itself."""

@@ -151,6 +151,8 @@ _MAX_SEEN = 128
 _PATIENCE = 2048
 """Launches without a graph after which the kept graphs are dropped, or a refused graph is tried again; the cost of
 making graphs then stays negligible even if every launch is on new arrays."""
+_JUDGED_MISSES = 128
+"""Calls of a library without a graph after which it is judged whether graphs are of use."""
 
 
 class ParameterLayout(NamedTuple):
@@ -490,8 +492,8 @@ class ArrayLauncher:
     """Base of the launchers of kernels and of libraries: requirements on arrays, and the CUDA runtime."""
 
     _arrays: CallArrays
-    misses = 0
-    """Calls of a library that no graph launched, as no earlier call was on arrays at the same addresses."""
+    has_graphs = True
+    """Whether graphs launch most calls of a library, as the arrays of earlier ones come again, or few were made."""
 
     def __init__(self, code: Code, device_index: int) -> None:
         self._code = code
@@ -700,6 +702,8 @@ class LibraryLauncher(ArrayLauncher):
         self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
         """Graphs of the products that came again, by stream."""
+        self._hits = self._misses = 0
+        """Calls that a graph launched, or none, since that was judged."""
 
     @cached_property
     def _arrays(self) -> CallArrays:
@@ -736,11 +740,15 @@ class LibraryLauncher(ArrayLauncher):
         is_captured = stream != 0 and self._is_capturing(stream)
         graph = graphs.get(pointers)
         if graph is not None and not is_captured:
+            self._hits += 1
             self._launch_graph(graph.executable, stream)
             return True
         memory = gemm.memory(stream)
         gemm(stream, pointers, memory=memory)
-        self.misses += 1
+        self._misses += 1
+        if self._misses == _JUDGED_MISSES:
+            self.has_graphs = self._hits > self._misses
+            self._hits = self._misses = 0
         if self._with_graphs and not is_captured:
             graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
         return True
