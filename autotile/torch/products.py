@@ -401,14 +401,16 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains."""
     options = ("linear", emulate)
     known = _products.find(input, weight, options)
+    is_short = known is not None and bias is None and known.kernel.is_library and _is_short(known.kernel)
     if known is None:
         shape = (*input.shape[:-1], weight.shape[0])
         known = _chosen((input, weight), options, (key, _torch_linear), _problem(input, weight, emulate), shape)
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
-    if not _gain_of(kernel).is_worthwhile(bias=bias is not None) and read_settings().capture is None:
-        _leave(key, kernel, _torch_linear)
+    if not (is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None)) and read_settings().capture is None:
+        if not torch.cuda.is_current_stream_capturing():
+            _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
     result: Tensor | None = known.launch(input, weight)

@@ -556,26 +556,30 @@ class TestOnGpu:
             torch.cuda.synchronize()
             assert close(y - layer.bias, 2.0 * (expected - layer.bias))
 
-    def test_a_short_product_of_cublas_is_a_graph_where_its_arrays_come_again(self):
-        products, (m, n, k) = autotile.torch.products, (16, 256, 256)
-        a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
-        expected, graph = a.double() @ b.double(), torch.cuda.CUDAGraph()
-        autotile.torch.matmul(a, b)
+    @pytest.mark.parametrize("function", ["matmul", "linear"])
+    def test_a_short_product_of_cublas_is_a_graph_where_its_arrays_come_again(self, function):
+        products, compute, (m, n, k) = autotile.torch.products, getattr(autotile.torch, function), (16, 256, 256)
+        a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (n, k)))
+        b = b.t().contiguous() if function == "matmul" else b
+        compute_exactly = torch.matmul if function == "matmul" else nn.functional.linear
+        expected, graph = compute_exactly(a.double(), b.double()), torch.cuda.CUDAGraph()
+        compute(a, b)
         assert wait_for_compilations(60)
         for _ in range(4):
-            assert close(autotile.torch.matmul(a, b), expected)
-        served = products._products.find(a, b, products._OPTIONS[True]).kernel
+            assert close(compute(a, b), expected)
+        options = products._OPTIONS[True] if function == "matmul" else ("linear", True)
+        left = (a.shape, b.shape, a.dtype, True, *((True, True) if function == "linear" else ()))
+        served = products._products.find(a, b, options).kernel
         assert served.is_library
-        left = a.shape, b.shape, a.dtype, True
         calls = served.calls
         for _ in range(200):
-            autotile.torch.matmul(a, b)
+            compute(a, b)
         assert (served.has_graphs, served.calls, left in products._notes) == (True, calls + 200, False)
         with torch.cuda.graph(graph):
-            captured = autotile.torch.matmul(a, b)
+            captured = compute(a, b)
         graph.replay()
         assert close(captured, expected)
         for one in torch.randn(400, m, k, device="cuda", dtype=torch.bfloat16):
-            made = autotile.torch.matmul(one, b)
-        assert close(made, one.double() @ b.double())
+            made = compute(one, b)
+        assert close(made, compute_exactly(one.double(), b.double()))
         assert (served.has_graphs, left in products._notes) == (False, True)
