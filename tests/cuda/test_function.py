@@ -122,9 +122,9 @@ class TestSteps:
         values = arguments.pack({"x": 100, "y": 200}, {}, {"partials": 300})
         assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]
         block = ParameterBlock(values, spare_words=2)
-        layout = arguments.layout(block.starts, len(block.words))
-        assert layout.words == (block.starts[0], block.starts[1])
-        assert layout.copies == ((block.starts[1], block.starts[5]),)
+        words, _, copies = arguments.layout(block.starts, len(block.words))
+        assert words == (block.starts[0], block.starts[1])
+        assert copies == ((block.starts[1], block.starts[5]),)
 
     def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch):
         """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
@@ -135,9 +135,9 @@ class TestSteps:
         workspaces = {workspace.name: 256 * index for index, workspace in enumerate(named, 1)}
         values = arguments.pack({"A": 2, "B": 4, "C": 6}, {}, workspaces)
         block = ParameterBlock(values, spare_words=3)
-        layout = arguments.layout(block.starts, len(block.words))
-        assert [block.words[word] for word in layout.words] == [2, 4, 6]
-        assert [tensor_map.name for _, _, tensor_map in layout.maps] == ["C_map"]
+        words, maps, _ = arguments.layout(block.starts, len(block.words))
+        assert [block.words[word] for word in words] == [2, 4, 6]
+        assert [tensor_map.name for _, _, tensor_map in maps] == ["C_map"]
         assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
 
     def test_functions_get_shared_memory_and_stay_loaded(self, monkeypatch, scan):
