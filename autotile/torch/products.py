@@ -183,6 +183,8 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
     if made is None:
+        if known.kernel.is_library and _is_plain(a) and read_settings().capture is None:  # another device is current
+            return _torch_product(a, b)(a, b)
         made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
     return made
 
@@ -416,6 +418,8 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
         return _torch_linear(input, weight, bias)
     result: Tensor | None = known.launch(input, weight)
     if result is None:
+        if is_short and read_settings().capture is None:
+            return _torch_linear(input, weight, bias)
         n, k = weight.shape
         factor = weight.detach() if is_transposed(n, k) else weight.detach().t()
         result = kernel(input.detach().view(-1, k), factor).view(*input.shape[:-1], n)
