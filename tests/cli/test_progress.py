@@ -13,7 +13,7 @@ from stored_runs import SEARCHING
 
 from autotile.api.progress import left_text, plain_line
 from autotile.cli import progress as progress_module
-from autotile.cli.progress import CountProgress, TuneProgress, completion
+from autotile.cli.progress import TuneProgress, completion, count_progress
 from autotile.core.model import Outcome, Problem
 from autotile.kernel.problem import Workrate
 from autotile.tuning.progress_state import Place, Progress
@@ -86,7 +86,7 @@ SWEEP = replace(PROGRESS, phase="measuring", target=None, gates={}, best=None, o
 Shown = Callable[[Console], tuple[Any, Any]]
 DISPLAYS: dict[str, Shown] = {
     "tune": lambda console: (TuneProgress(console), PROGRESS),
-    "count": lambda console: (CountProgress(console), Counted(1)),
+    "count": lambda console: (count_progress(console), Counted(1)),
     "family": lambda console: (TuneProgress(console), STEPS["family"]()),
     "operation": lambda console: (TuneProgress(console), STEPS["operation"]()),
     "plan": lambda console: (TuneProgress(console), STEPS["plan"]()),
@@ -212,32 +212,35 @@ class TestThrottling:
     @pytest.mark.parametrize("name", ["tune", "family", "operation", "sweep"])
     def test_lines_of_a_phase(self, clock, name):
         console = elsewhere()
-        observe, state = DISPLAYS[name](console)
+        display, state = DISPLAYS[name](console)
         headings = 1 if name in {"family", "operation"} else 0
         counts = []
-        for at_s in (0.0, 14.9, 15.0, 29.9, 30.0, 31.0, 45.9, 46.0):
-            clock.s = 1000.0 + at_s
-            observe(replace(state, phase="one" if at_s < 31 else "two"))
-            counts.append(self.printed(console) - headings)
+        with display as observe:
+            for at_s in (0.0, 14.9, 15.0, 29.9, 30.0, 31.0, 45.9, 46.0):
+                clock.s = 1000.0 + at_s
+                observe(replace(state, phase="one" if at_s < 31 else "two"))
+                counts.append(self.printed(console) - headings)
         assert counts == [1, 1, 2, 2, 3, 4, 4, 5]
 
     @pytest.mark.parametrize("name", ["count", "plan"])
     def test_lines_of_a_whole(self, clock, name):
         console = elsewhere()
-        observe, state = DISPLAYS[name](console)
+        display, state = DISPLAYS[name](console)
         counts = []
-        for intervals in (0.0, 0.99, 1.01, 1.1, 2.0, 2.02, 2.1):
-            clock.s = 1000.0 + 15.0 * intervals
-            observe(state)
-            counts.append(self.printed(console))
+        with display as observe:
+            for intervals in (0.0, 0.99, 1.01, 1.1, 2.0, 2.02, 2.1):
+                clock.s = 1000.0 + 15.0 * intervals
+                observe(state)
+                counts.append(self.printed(console))
         assert counts == [0, 0, 1, 1, 1, 2, 2]
 
     def test_a_line_of_a_whole_says_how_much_time_is_left(self, clock):
         console = elsewhere(width=40)
-        observe, _ = DISPLAYS["count"](console)
-        for done in range(1, 11):
-            clock.s = 1000.0 + 2.0 * done
-            observe(Counted(done, failed=3, elapsed_s=2.0 * done))
+        display, _ = DISPLAYS["count"](console)
+        with display as observe:
+            for done in range(1, 11):
+                clock.s = 1000.0 + 2.0 * done
+                observe(Counted(done, failed=3, elapsed_s=2.0 * done))
         (line,) = console.file.getvalue().splitlines()  # however narrow the console is
         assert line == "compiling 8/100, 3 cannot be launched, 16.0 s elapsed, about 3 min 04 s left"
 
