@@ -303,12 +303,12 @@ class StudyData:
     @cached_property
     def failures(self) -> tuple[FailureGroup, ...]:
         """Failures of the trials that failed for a reason of their own, by reason, the most frequent first."""
-        found = FailureGroups()
+        groups: dict[tuple[Outcome, str, str], FailureGroup] = {}
         refused = (one.trial for one in self.final_trials if one.is_refusal)
         for trial in (*(one.trial for one in self.newest), *refused):
             if not trial.outcome.has_time and trial.outcome.is_finding:
-                found.add(trial)
-        return found.groups
+                add_failure(groups, trial)
+        return most_frequent(groups)
 
     @cached_property
     def front(self) -> tuple[tuple[Trial, tuple[float, ...], bool], ...]:
@@ -479,33 +479,25 @@ class FailureGroup:
     examples: tuple[Config, ...] = ()
 
 
-class FailureGroups:
-    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number."""
+def add_failure(groups: dict[tuple[Outcome, str, str], FailureGroup], trial: Trial) -> FailureGroup:
+    """Add a failed trial to its group, by outcome, stage and reason, and return that.
 
-    def __init__(self) -> None:
-        self._index: dict[tuple[Outcome, str, str], int] = {}
-        self.numbered: list[FailureGroup] = []
-        """The groups by their numbers."""
+    Memory does not grow with the number of trials.
+    """
+    reason = trial.reason[:_MAX_REASON]
+    same = (trial.outcome, trial.stage, _NUMBER.sub("#", reason))
+    if same not in groups and len(groups) >= _MAX_GROUPS:
+        reason, same = _OTHERS, (trial.outcome, "", _OTHERS)
+    group = groups.setdefault(same, FailureGroup(same[0], same[1], reason))
+    group.count += 1
+    if group.count <= _EXAMPLES:
+        group.examples += (trial.config,)
+    return group
 
-    def add(self, trial: Trial) -> int:
-        """Add a failed trial, and return the number of its group, from 0."""
-        reason = trial.reason[:_MAX_REASON]
-        same = (trial.outcome, trial.stage, _NUMBER.sub("#", reason))
-        if same not in self._index and len(self.numbered) >= _MAX_GROUPS:
-            reason, same = _OTHERS, (trial.outcome, "", _OTHERS)
-        index = self._index.setdefault(same, len(self.numbered))
-        if index == len(self.numbered):
-            self.numbered.append(FailureGroup(same[0], same[1], reason))
-        group = self.numbered[index]
-        group.count += 1
-        if group.count <= _EXAMPLES:
-            group.examples += (trial.config,)
-        return index
 
-    @property
-    def groups(self) -> tuple[FailureGroup, ...]:
-        """The groups, the most frequent first."""
-        return tuple(sorted(self.numbered, key=lambda group: -group.count))
+def most_frequent(groups: Mapping[Any, FailureGroup]) -> tuple[FailureGroup, ...]:
+    """Return groups of failures, the most frequent first."""
+    return tuple(sorted(groups.values(), key=lambda group: -group.count))
 
 
 _EXCEEDED = 1.02
