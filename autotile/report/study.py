@@ -358,33 +358,50 @@ class StudyData:
         unit = found.unit if found.unit in ARITHMETIC else None
         return Workrate(found.flops, found.bytes, self.key.dtype, unit, found.passes)
 
-    @cached_property
-    def roofline(self) -> Roofline:
-        """Ceilings of the device for the element type, measured where they were measured."""
+    @property
+    def origin(self) -> str:
+        """When and how the ceilings of the roofline were found; what to do where they are not those of this GPU."""
+        if self.ceilings is not None:
+            return f"measured on {self.ceilings.gpu_name} on {moment_text(self.ceilings.measured_at)}"
         hint = "not measured on this GPU; `autotile devices --measure` measures the ceilings"
-        measured = self.ceilings
-        if measured is not None:
-            ceilings, suffix = measured, ""
-            origin = f"measured on {measured.gpu_name} on {moment_text(measured.measured_at)}"
-        elif self.device is not None:
-            ceilings, suffix = datasheet_ceilings(self.device), " (datasheet)"
-            origin = f"figures of the datasheet, {hint}"
-        else:
-            return Roofline(None, (), {}, False, hint)
-        memory = ceilings.memory
-        roofs = {one.name: Roof(f"{one.label}{suffix}", one.value, False) for one in ceilings.ceilings}
-        return Roofline(
-            Roof(memory.label if measured else f"DRAM{suffix}", memory.value, True) if memory is not None else None,
-            tuple(sorted((roofs[one.name] for one in ceilings.compute(self.key.dtype)), key=lambda roof: roof.rate)),
-            {name: roof for name, roof in roofs.items() if name in ARITHMETIC},
-            measured is not None,
-            origin,
-        )
+        return hint if self.device is None else f"figures of the datasheet, {hint}"
+
+    @cached_property
+    def _known_ceilings(self) -> DeviceCeilings | None:
+        """Those that were measured, else those of the datasheet."""
+        return self.ceilings or (datasheet_ceilings(self.device) if self.device is not None else None)
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.ceilings is not None else " (datasheet)"
+
+    @cached_property
+    def memory(self) -> Roof | None:
+        """The rate of DRAM, which is the slope of the roofline."""
+        found = self._known_ceilings.memory if self._known_ceilings is not None else None
+        if found is None:
+            return None
+        return Roof(found.label if self.ceilings is not None else f"DRAM{self._suffix}", found.value, True)
+
+    def roofs_of(self, trial: Trial | None) -> tuple[Roof, ...] | None:
+        """Return the rates that bound the operations of a run, slowest first; None if those of its unit are unknown.
+
+        A kernel that states no unit may use any of its element type.
+        """
+        work, ceilings = self.work_of(trial), self._known_ceilings
+        if work.unit is None:
+            found = ceilings.compute(self.key.dtype) if ceilings is not None else ()
+            roofs = (Roof(f"{one.label}{self._suffix}", one.value, False) for one in found)
+            return tuple(sorted(roofs, key=lambda roof: roof.rate))
+        unit = ceilings.find(work.unit) if ceilings is not None and work.unit in ARITHMETIC else None
+        if unit is None:
+            return None
+        label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
+        return (Roof(f"{label}{self._suffix}", unit.value / work.passes, False),)
 
     def bound(self, trial: Trial | None) -> Bound | None:
         """Return the ceiling that binds a trial, and the rate that it reached; None if that is not known."""
-        work, memory = self.work_of(trial), self.roofline.memory
-        roofs = self.roofline.of(work)
+        work, memory, roofs = self.work_of(trial), self.memory, self.roofs_of(trial)
         if trial is None or trial.time_us is None or (roofs is None and work.flops):
             return None
         found = []
@@ -533,28 +550,3 @@ class Bound(NamedTuple):
         """Rate and share: ``"28.7 TFLOP/s, 48.5 % of fp32 FMA 59.2 TFLOP/s"``."""
         rate = bandwidth_text(self.rate) if self.roof.is_memory else flops_text(self.rate)
         return f"{rate}, {percent_text(self.share)} of {self.roof.text}"
-
-
-class Roofline(NamedTuple):
-    """The ceilings of a GPU for an element type, and when and how they were found."""
-
-    memory: Roof | None
-    compute: tuple[Roof, ...]
-    """Rates of the arithmetic units of the element type, slowest first."""
-    units: Mapping[str, Roof]
-    """Rates of all arithmetic units that are known, by their names."""
-    is_measured: bool
-    origin: str
-
-    def of(self, work: Workrate) -> tuple[Roof, ...] | None:
-        """Return the rates that bound the operations of a kernel, slowest first; None if those of its unit are unknown.
-
-        A kernel that states no unit may use any of its element type.
-        """
-        if work.unit is None:
-            return self.compute
-        unit = self.units.get(work.unit)
-        if unit is None:
-            return None
-        label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
-        return (Roof(label, unit.rate / work.passes, False),)
