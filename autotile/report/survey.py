@@ -27,7 +27,7 @@ from autotile.core.text import (
     plural,
     time_text,
 )
-from autotile.exchange.column_table import ColumnTable, TypedColumn
+from autotile.exchange.column_table import ColumnTable, TypedColumn, narrowest_column
 from autotile.report.charts import failures_chart
 from autotile.report.page import DataColumn, DataTable, Page, number, static_table, tag, words
 from autotile.report.study import FailureGroup, add_failure, most_frequent
@@ -159,27 +159,25 @@ class Survey(Result):
         """Return a row for each configuration, as typed columns with units in their names."""
 
         def real(name: str, values: Figures) -> TypedColumn:
-            return TypedColumn(name, "real", [value if np.isfinite(value) else None for value in values.tolist()])
+            return name, "real", [value if np.isfinite(value) else None for value in values.tolist()]
 
         parameters = [
-            TypedColumn.of_values(
-                f"param.{p.name}", [p.values[code] for code in self.space.codes[self.rows, n].tolist()]
-            )
+            narrowest_column(f"param.{p.name}", [p.values[code] for code in self.space.codes[self.rows, n].tolist()])
             for n, p in enumerate(self.space.parameters)
         ]
-        whole = [
-            TypedColumn(heading, "whole", [None if value < 0 else value for value in self.columns[name].tolist()])
+        whole: list[TypedColumn] = [
+            (heading, "whole", [None if value < 0 else value for value in self.columns[name].tolist()])
             for name, heading in _HEADINGS.items()
         ]
         indices = range(len(self))
         return ColumnTable(
             (
                 *parameters,
-                TypedColumn("outcome", "text", [str(_OUTCOMES[n]) for n in self.columns["outcome"].tolist()]),
-                TypedColumn("reason", "text", [self.reason(index) or None for index in indices]),
+                ("outcome", "text", [str(_OUTCOMES[n]) for n in self.columns["outcome"].tolist()]),
+                ("reason", "text", [self.reason(index) or None for index in indices]),
                 *whole,
                 real("occupancy_fraction", self.occupancy),
-                TypedColumn("limited_by", "text", [" ".join(self.limited_by(index)) or None for index in indices]),
+                ("limited_by", "text", [" ".join(self.limited_by(index)) or None for index in indices]),
                 real("waves", self.waves),
                 *([real("estimated_us", self.estimated_us)] if self.estimated_us is not None else []),
                 real("compile_s", self.compile_s),
@@ -265,7 +263,7 @@ class Survey(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the survey, with an entry for each configuration."""
-        columns = [column for column in self.table().columns if not column.name.startswith("param.")]
+        columns = [(name, values) for name, _, values in self.table().columns if not name.startswith("param.")]
         return {
             **self.problem.document(),
             "device": self.device.identity,
@@ -282,7 +280,7 @@ class Survey(Result):
             },
             "failures": to_document(self.failures),
             "configurations": [
-                {"config": self.config(index), **{column.name: column.values[index] for column in columns}}
+                {"config": self.config(index), **{name: values[index] for name, values in columns}}
                 for index in range(len(self))
             ],
         }
@@ -314,10 +312,11 @@ class Survey(Result):
         columns = self.table().columns
         # of very many configurations an even selection
         chosen = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MAX_ROWS)).round().astype(np.int64)).tolist()
-        rows = [[_cell(column.values[index]) for column in columns] for index in chosen] if len(self) else []
+        rows = [[_cell(values[index]) for _, _, values in columns] for index in chosen] if len(self) else []
         left_out = f"{len(rows):,} of {len(self):,} configurations; --csv writes all."
-        numbers = ("whole", "real")
-        own: list[DataColumn] = [(one.name.removeprefix("param."), "", one.kind in numbers) for one in columns]
+        own: list[DataColumn] = [
+            (name.removeprefix("param."), "", kind in ("whole", "real")) for name, kind, _ in columns
+        ]
         page.add(
             "configurations",
             "Configurations",
