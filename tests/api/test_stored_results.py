@@ -9,7 +9,7 @@ from stored_runs import begin, end_run, failed, record_miss
 
 import autotile
 from autotile.api import databases, results
-from autotile.api.results import FamilyList, TunedFamily
+from autotile.api.results import FamilyList
 from autotile.core.documents import convert
 from autotile.core.model import Config, Outcome, Problem
 from autotile.core.text import Result, bytes_text
@@ -95,7 +95,7 @@ def test_recordings_and_families():
     rule = convert(json.loads(file.read_text())["rules"][0], StoredRuleDocument).stored_rule()
     replayed = structs.replace(rule, key=structs.replace(rule.key, source="replayed"))
     shows(
-        FamilyList((TunedFamily(replayed, in_force=True),), "t.db"),
+        FamilyList(((replayed, True),), "t.db"),
         "<FamilyList: 1 family (replayed) in t.db>",
         f"<td>sgemm {rule.rule.family} float32</td></tr><tr><th>device</th><td>NVIDIA H200 (replayed)</td>",
     )
