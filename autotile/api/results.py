@@ -212,7 +212,7 @@ _IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordingList(Result):
-    """Installed recordings, by folder and name; a damaged one has no header."""
+    """Installed recordings, by folder and name, each with its header; a damaged one with its problem instead."""
 
     recordings: tuple[RecordingFile, ...]
 
@@ -226,15 +226,15 @@ class RecordingList(Result):
         headings = (*STUDY_HEADINGS, f"{RIGHT}valid", "recorded", "made", "file")
         rows = [
             (
-                *study_columns(found.header.key),
-                f"{found.header.valid_configs:,}",
-                found.header.chosen,
-                moment_text(found.header.created_at),
-                str(found.path),
+                *study_columns(header.key),
+                f"{header.valid_configs:,}",
+                header.chosen,
+                moment_text(header.created_at),
+                str(path),
             )
-            if found.header is not None
-            else ("damaged", *[NOTHING] * 5, found.problem)
-            for found in self.recordings
+            if not isinstance(header, str)
+            else ("damaged", *[NOTHING] * 5, header)
+            for path, header in self.recordings
         ]
         yield ResultTable(headings, rows, ("file", "made", "device"))
 
@@ -243,15 +243,15 @@ class RecordingList(Result):
         return to_document(
             [
                 {
-                    **study_document(found.header.key),
-                    "valid": found.header.valid_configs,
-                    "recorded": found.header.chosen,
-                    "created_at": found.header.created_at,
-                    "file": found.path,
+                    **study_document(header.key),
+                    "valid": header.valid_configs,
+                    "recorded": header.chosen,
+                    "created_at": header.created_at,
+                    "file": path,
                 }
-                if found.header is not None
-                else {"file": found.path, "problem": found.problem}
-                for found in self.recordings
+                if not isinstance(header, str)
+                else {"file": path, "problem": header}
+                for path, header in self.recordings
             ]
         )
 
@@ -658,7 +658,7 @@ def list(
             raise InputError("--recordings are files, which are in no database; leave --db out")
         found = list_recordings(read_settings().recording_folders)
         name = None if kernel is None else load_kernel(kernel).name
-        own = (one for one in found if one.header is not None and one.header.key.kernel == name)
+        own = (one for one in found if not isinstance(one[1], str) and one[1].key.kernel == name)
         return RecordingList(tuple(found if name is None else own))
     with open_for_reading(database) as opened:
         if opened is None:

@@ -23,7 +23,7 @@ from autotile.core.text import RIGHT, Part, Result
 from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import TuningKey
 from autotile.database.learned import MissCost
-from autotile.exchange.recording import RecordingFile, RecordingHeader
+from autotile.exchange.recording import RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import Workrate
 from autotile.search.importance import ParameterEffects, Threshold
@@ -71,7 +71,7 @@ def reports() -> dict[str, RenderableType]:
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
         "studies": render(StudyList((study,), "t.db")),
-        "recordings": render(RecordingList((RecordingFile(file, header), RecordingFile(file, None, "it is damaged")))),
+        "recordings": render(RecordingList(((file, header), (file, "it is damaged")))),
         "trials": render(TrialList((StudyTrial(key(), stored_trial(1)),))),
         "trials of several studies": render(
             TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
