@@ -323,7 +323,7 @@ def _overview(page: Page, data: ReportData) -> Markup:
             f"{len(study.newest):,}",
             with_units(time_text(winner.time_us)) if winner is not None else NOTHING,
             f"{speedup.value:.3f}{_TIMES}" if speedup is not None else NOTHING,
-            f"{percent_text(bound.share)} of {bound.roof.label}" if bound is not None else NOTHING,
+            f"{percent_text(bound.share)} of {bound.label}" if bound is not None else NOTHING,
         )
         rows.append(row)
     for other in data.others:

@@ -399,19 +399,19 @@ class StudyData:
         label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
         return (Roof(f"{label}{self._suffix}", unit.value / work.passes, False),)
 
-    def bound(self, trial: Trial | None) -> Bound | None:
-        """Return the ceiling that binds a trial, and the rate that it reached; None if that is not known."""
+    def bound(self, trial: Trial | None) -> Roof | None:
+        """Return the ceiling that binds a trial, with the rate that it reached; None if that is not known."""
         work, memory, roofs = self.work_of(trial), self.memory, self.roofs_of(trial)
         if trial is None or trial.time_us is None or (roofs is None and work.flops):
             return None
         found = []
         if memory is not None and work.bytes:
-            found.append(Bound(memory, work.bytes / trial.time_us * 1e6))
+            found.append(memory._replace(reached=work.bytes / trial.time_us * 1e6))
         if roofs and work.flops:
             rate = work.flops / trial.time_us * 1e6
             reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
-            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
-        return max(found, key=lambda bound: bound.share, default=None)
+            found.append((reached or roofs)[0 if reached else -1]._replace(reached=rate))
+        return max(found, key=lambda roof: roof.share, default=None)
 
 
 _TRIAL_GATES = {"compiled": ("limits", "compile"), "fit once compiled": ("resources",), "launched": (SAME_CODE, "load")}
@@ -522,31 +522,22 @@ _EXCEEDED = 1.02
 
 
 class Roof(NamedTuple):
-    """A rate that bounds a kernel, in bytes or floating-point operations per second."""
+    """A rate that bounds a kernel, in bytes or floating-point operations per second, and what a run reached of it."""
 
     label: str
     rate: float
     is_memory: bool
-
-    @property
-    def text(self) -> str:
-        """Label and rate: ``"DRAM, copy 4,276 GB/s"``."""
-        return f"{self.label} {bandwidth_text(self.rate) if self.is_memory else flops_text(self.rate)}"
-
-
-class Bound(NamedTuple):
-    """The ceiling that binds a run, and the rate that the run reached."""
-
-    roof: Roof
-    rate: float
+    reached: float = 0.0
+    """Rate of the run."""
 
     @property
     def share(self) -> float:
-        """Rate over the ceiling, 0.9 for 90 %."""
-        return self.rate / self.roof.rate
+        """Rate of the run over this one, 0.9 for 90 %."""
+        return self.reached / self.rate
 
     @property
     def text(self) -> str:
-        """Rate and share: ``"28.7 TFLOP/s, 48.5 % of fp32 FMA 59.2 TFLOP/s"``."""
-        rate = bandwidth_text(self.rate) if self.roof.is_memory else flops_text(self.rate)
-        return f"{rate}, {percent_text(self.share)} of {self.roof.text}"
+        """Label and rate: ``"DRAM, copy 4,276 GB/s"``; of a run ``"28.7 TFLOP/s, 48.5 % of fp32 FMA 59.2 TFLOP/s"``."""
+        shown = bandwidth_text if self.is_memory else flops_text
+        own = f"{self.label} {shown(self.rate)}"
+        return f"{shown(self.reached)}, {percent_text(self.share)} of {own}" if self.reached else own

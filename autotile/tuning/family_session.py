@@ -81,7 +81,7 @@ class FamilyResult(ScheduleResult, Reported):
 
     def page_content(self) -> PageContent:
         """As for `Reported`, of all problems of the family."""
-        return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
+        return self.database, self.kernel, {}, self.dtype, self.device.name
 
     def _heading(self) -> str:
         return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}"
