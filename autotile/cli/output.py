@@ -47,12 +47,8 @@ class CommandInterruptedError(AutotileError):
     """Ctrl-C ended a command before it had a result; the message states what is kept."""
 
 
-class UnwrittenAnswerError(AutotileError):
-    """Standard output cannot be written: it is a file on a full disk, for example."""
-
-
 def _answer(write: Callable[[], object]) -> bool:
-    """Call a function that writes to standard output; an `UnwrittenAnswerError` if it cannot be written.
+    """Call a function that writes to standard output; end the process if that is a file on a full disk, for example.
 
     A closed pipe is none: who reads the answer, such as ``head``, has seen enough. False is returned then, and whatever
     else is written is discarded.
@@ -64,9 +60,15 @@ def _answer(write: Callable[[], object]) -> bool:
         discard_output(sys.stdout)  # Python would write it again at exit
         return False
     except OSError as error:
-        message = f"{error.strerror}: the answer cannot be written; what was stored is kept"
-        raise UnwrittenAnswerError(message) from None
+        sys.exit(unwritten(f"{error.strerror}: the answer cannot be written; what was stored is kept"))
     return True
+
+
+def unwritten(message: str) -> int:
+    """Say on standard error why standard output cannot be written; return the exit code."""
+    discard_output(sys.stdout)  # Python would write it again at exit
+    show_error(message, "", as_json=False)
+    return NOTHING_FOUND
 
 
 def show(result: Result, *, as_json: bool) -> None:
