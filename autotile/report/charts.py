@@ -872,8 +872,9 @@ def rule_tree_chart(stored: StoredRule) -> Chart:
 
 def operation_chart(operation: OperationData) -> Chart:
     """Return the times of the kernels and libraries that compute a problem of an operation."""
-    title = f"{operation.title}: kernels and libraries"
-    timed = [(one, one.trial.measurement) for one in operation.contenders if one.trial.measurement is not None]
+    problem, device, contenders, _ = operation
+    title = f"{problem} on {device}: kernels and libraries"
+    timed = [(one, one.trial.measurement) for one in contenders if one.trial.measurement is not None]
     if not timed:
         return Chart("operation", title, None, "Nothing that computes the problem was timed.")
     times = [(one.time_us, one.low_us, one.high_us) for _, one in timed]

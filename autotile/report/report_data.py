@@ -52,24 +52,9 @@ class ContenderData:
         return time_text(self.trial.time_us, self.source)
 
 
-@dataclass(frozen=True, slots=True)
-class OperationData:
-    """A problem of an operation, without what may be left out, and what computes it.
-
-    The contenders are kernels and libraries with a time, fastest first; the others are kernels without one, each with
-    the reason.
-    """
-
-    problem: Problem
-    gpu_name: str
-    contenders: tuple[ContenderData, ...]
-    others: tuple[tuple[str, str], ...]
-
-    @property
-    def title(self) -> str:
-        """Problem and device, marked if all times were replayed."""
-        replayed = all(one.source == "replayed" for one in self.contenders)
-        return f"{self.problem} on {source_text(self.gpu_name, 'replayed' if replayed else '')}"
+OperationData = tuple[Problem, str, Sequence[ContenderData], Sequence[tuple[str, str]]]
+"""A problem of an operation, without what may be left out; the device, marked if all times were replayed; kernels and
+libraries with a time, fastest first; and kernels without one, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +124,11 @@ def _operation_report(database: Database, operation: Operation, wanted: PageCont
     for problem in _problems(operation, sizes, dtype, listed):
         for gpu in dict.fromkeys(study.key.gpu_name for study in listed):
             here = [study for study in listed if study.key.gpu_name == gpu and study.best_config is not None]
-            one, used = _operation_data(database, operation, problem, gpu, here)
-            if one.contenders:
-                found.append(one)
+            contenders, others, used = _operation_data(database, operation, problem, here)
+            if contenders:
+                replayed = all(one.source == "replayed" for one in contenders)
+                device = source_text(gpu, "replayed" if replayed else "")
+                found.append((operation.stated(problem), device, contenders, others))
                 tried |= {study.study_id: study for study in used if study.trials}
     if not found:
         members = {member.name for member in operation.members}
@@ -149,7 +136,8 @@ def _operation_report(database: Database, operation: Operation, wanted: PageCont
         if not own or sizes:
             raise _nothing(wanted, own, [])
         tried = {study.study_id: study for study in own}
-    title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(sizes)]))
+    title = " ".join(filter(None, [operation.name, sizes_text(sizes)]))
+    title = "{} on {}".format(*found[0]) if len(found) == 1 else title
     return _report(database, title, list(tried.values()), operations=tuple(found))
 
 
@@ -241,9 +229,9 @@ def _problems(
 
 
 def _operation_data(
-    database: Database, operation: Operation, problem: Problem, gpu_name: str, studies: Sequence[StudySummary]
-) -> tuple[OperationData, list[StudySummary]]:
-    """Return the contenders for a problem on a GPU, and the studies of its kernels, fastest first."""
+    database: Database, operation: Operation, problem: Problem, studies: Sequence[StudySummary]
+) -> tuple[list[ContenderData], list[tuple[str, str]], list[StudySummary]]:
+    """Return the contenders for a problem on a GPU, fastest first, other kernels, and the studies of the former."""
     kernels = {member.name: member.load() for member, _ in operation.fitting(problem)}
     wanted = {member.name: {**kernels[member.name].spec.sizes, **own} for member, own in operation.fitting(problem)}
     shared = operation.without_conditions(problem)
@@ -278,9 +266,8 @@ def _operation_data(
     device = next((best.winner.device for _, best in timed if best.winner.device is not None), None)
     known = {one.name for one in contenders}
     others = [(member.name, _why_not(member, problem, device)) for member in operation.members]
-    left = tuple(one for one in others if one[0] not in known)
-    data = OperationData(operation.stated(problem), gpu_name, tuple(contenders), left)
-    return data, [study for study, _ in timed if study.key.kernel in kernels]
+    left = [one for one in others if one[0] not in known]
+    return contenders, left, [study for study, _ in timed if study.key.kernel in kernels]
 
 
 def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) -> str:
