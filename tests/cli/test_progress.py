@@ -3,7 +3,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from stored_runs import SEARCHING
 
+from autotile.api.inspection import SurveyProgress
 from autotile.api.progress import left_text, plain_line
 from autotile.cli import progress as progress_module
 from autotile.cli.progress import TuneProgress, completion, count_progress
@@ -21,6 +22,7 @@ from autotile.tuning.progress_state import Place, Progress
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")
 RATE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
 PROGRESS = replace(SEARCHING, problem=PROBLEM, rate=RATE)
+COUNTED = SurveyProgress(1, 100, failed=0, elapsed_s=1.0, notices=())
 
 
 class TestProgress:
@@ -63,14 +65,6 @@ class TestProgress:
         assert ("trials" in drawn.split("best")[0]) == (phase == "searching")
 
 
-@dataclass
-class Counted:
-    done: int
-    planned: int = 100
-    failed: int = 0
-    elapsed_s: float = 1.0
-
-
 def placed(of: str) -> Callable[..., Progress]:
     """Return what makes states of sessions in a schedule."""
 
@@ -86,7 +80,7 @@ SWEEP = replace(PROGRESS, phase="measuring", target=None, gates={}, best=None, o
 Shown = Callable[[Console], tuple[Any, Any]]
 DISPLAYS: dict[str, Shown] = {
     "tune": lambda console: (TuneProgress(console), PROGRESS),
-    "count": lambda console: (count_progress(console), Counted(1)),
+    "count": lambda console: (count_progress(console), COUNTED),
     "family": lambda console: (TuneProgress(console), STEPS["family"]()),
     "operation": lambda console: (TuneProgress(console), STEPS["operation"]()),
     "plan": lambda console: (TuneProgress(console), STEPS["plan"]()),
@@ -240,7 +234,7 @@ class TestThrottling:
         with display as observe:
             for done in range(1, 11):
                 clock.s = 1000.0 + 2.0 * done
-                observe(Counted(done, failed=3, elapsed_s=2.0 * done))
+                observe(replace(COUNTED, done=done, failed=3, elapsed_s=2.0 * done))
         (line,) = console.file.getvalue().splitlines()  # however narrow the console is
         assert line == "compiling 8/100, 3 cannot be launched, 16.0 s elapsed, about 3 min 04 s left"
 

@@ -1,7 +1,6 @@
 """Tables of results: no line ends in spaces, no word is broken, and a row that is too long becomes several lines."""
 
 import io
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +14,11 @@ from autotile.api.devices import DeviceList
 from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
-from autotile.cli.output import facts, listing, print_trimmed, render, table
+from autotile.cli.output import facts, print_trimmed, render, table
 from autotile.core.device import device_profile, profile_names
-from autotile.core.model import Config, Effect, Measurement, Outcome, Problem, Resources, Stopped, Trial
+from autotile.core.model import Effect, Measurement, Outcome, Problem, Resources, Stopped, Trial
 from autotile.core.statistics import Interval
-from autotile.core.text import RIGHT, Part, Result
+from autotile.core.text import RIGHT, Part, Result, ResultTable
 from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import TuningKey
 from autotile.database.learned import MissCost
@@ -38,12 +37,22 @@ CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-def drawn(report: Result | RenderableType | Callable[[Console], RenderableType], width: int) -> list[str]:
+@dataclass(repr=False)
+class Shown(Result):
+    parts: tuple[Part, ...]
+    heading: str = ""
+
+    def _heading(self) -> str:
+        return self.heading
+
+    def _parts(self) -> tuple[Part, ...]:
+        return self.parts
+
+
+def drawn(report: Result | RenderableType, width: int) -> list[str]:
     stream = io.StringIO()
     console = Console(file=stream, width=width, markup=False, highlight=False)
-    if isinstance(report, Result):
-        report = render(report, console)
-    print_trimmed(console, report(console) if callable(report) else report)
+    print_trimmed(console, render(report, console) if isinstance(report, Result) else report)
     return stream.getvalue().splitlines()
 
 
@@ -150,16 +159,14 @@ def test_a_report_fits_breaks_no_word_and_no_line_ends_in_spaces(name):
 
 
 class TestListing:
-    @staticmethod
-    def table(console: Console) -> RenderableType:
-        rows = [("a", "1", "x " * 20, ""), ("b", "22", "y", "-")]
-        return listing(console, ("name", f"{RIGHT}count", "long", "note"), rows, ("long",))
+    ROWS = (("a", "1", "x " * 20, ""), ("b", "22", "y", "-"))
+    LISTING = Shown((ResultTable(("name", f"{RIGHT}count", "long", "note"), ROWS, ("long",)),))
 
     def test_wide_enough_is_a_table_and_too_long_a_column_moves_below_its_row(self):
-        lines = drawn(self.table, 80)
+        lines = drawn(self.LISTING, 80)
         assert [line.split()[0] for line in lines[2:]] == ["a", "b"]
         assert lines[0].split() == ["name", "count", "long", "note"]
-        assert drawn(self.table, 30) == [
+        assert drawn(self.LISTING, 30) == [
             "name   count   note",
             "───────────────────",
             "a          1",
@@ -170,23 +177,14 @@ class TestListing:
         ]
 
     def test_what_is_empty_is_left_out_below_and_the_first_column_never_moves(self):
-        lines = drawn(self.table, 12)
+        lines = drawn(self.LISTING, 12)
         assert lines[:3] == ["name   count", "────────────", "a          1"]
         assert not any("note" in line for line in lines)
-        assert drawn(lambda console: listing(console, ("name", "value"), [("a long name", "1")]), 8)[0] == "name"
-
-
-class Paragraphs(Result):
-    def _heading(self) -> str:
-        return "a title"
-
-    def _parts(self) -> Iterator[Part]:
-        yield "one"
-        yield "word " * 30
+        assert drawn(Shown((ResultTable(("name", "value"), [("a long name", "1")]),)), 8)[0] == "name"
 
 
 def test_titles_paragraphs_and_facts_end_where_they_end():
-    lines = drawn(Paragraphs(), 10_000)
+    lines = drawn(Shown(("one", "word " * 30), "a title"), 10_000)
     assert lines == ["a title", "", "one", "", ("word " * 30).strip()]
     shown = table("one", "two")
     shown.add_row("a", "")
@@ -316,18 +314,9 @@ def front_trial(number: int) -> Trial:
     )
 
 
-@dataclass(repr=False)
-class Shown(Result):
-    front: Front
-    winner: Config
-
-    def _parts(self) -> Iterator[Part]:
-        yield self.front.table(self.winner)
-
-
 def front_lines(count: int, *objectives: str, winner: int = 0, width: int = 120) -> list[str]:
     front = Front(("time", *objectives), tuple(front_trial(number) for number in range(count)))
-    return drawn(Shown(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"}), width)
+    return drawn(Shown((front.table({"BM": winner, "SWIZZLE": "row-major-in-groups"}),)), width)
 
 
 def test_each_objective_has_a_column_with_its_unit():

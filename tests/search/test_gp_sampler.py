@@ -114,9 +114,9 @@ def test_fits_become_rarer_and_do_not_depend_on_the_calls():
         if history.ended >= STARTUP:
             early.update()
     assert early.fitted == late.fitted
-    (scale, noise, _), (late_scale, late_noise, _) = early.parameters, late.parameters
-    assert np.array_equal(scale, late_scale)
-    assert noise == late_noise
+    scale, noise, _ = early.parameters
+    assert np.array_equal(scale, late.parameters[0])
+    assert noise == late.parameters[1]
     assert scale[0] > 3 * scale[1]  # the first coordinate decides
 
 
@@ -324,8 +324,7 @@ def test_the_gradient_is_that_of_the_likelihood():
 def test_what_does_not_matter_gets_a_long_scale():
     points = np.random.default_rng(2).random((60, 2))
     targets = np.sin(6 * points[:, 0])
-    found = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
-    scale, noise, _ = found
+    scale, noise, _ = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
     assert scale[0] > 4 * scale[1]
     assert noise < 0.01
 
@@ -362,8 +361,7 @@ def test_a_fit_that_begins_at_the_previous_one_takes_few_steps():
 
 def test_a_fit_stays_within_its_bounds():
     points, _, groups = landscape(40)
-    found = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
-    scale, noise, _ = found
+    scale, noise, _ = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
     assert noise <= 1.001 * gp._NOISE_BOUNDS[1]
     assert (np.abs(-np.log(scale)) <= max(map(abs, gp._LENGTH_BOUNDS)) + 1e-9).all()
 
