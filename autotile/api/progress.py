@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TextIO
@@ -106,11 +106,11 @@ def progress_line(display: TerminalDisplay | NotebookDisplay) -> Iterator[Observ
     noticed, shown_stage, shown_s, is_broken = set[str](), ("", "", ""), float("-inf"), False
     pending: tuple[str, float | None] | None = None
 
-    def write(method: str, *given: Any) -> None:
+    def write(draw: Callable[..., None], *given: Any) -> None:
         nonlocal is_broken
         if not is_broken:
             try:
-                getattr(display, method)(*given)
+                draw(*given)
             except (OSError, ValueError):
                 is_broken = True
 
@@ -118,14 +118,14 @@ def progress_line(display: TerminalDisplay | NotebookDisplay) -> Iterator[Observ
         nonlocal pending
         if pending is not None:
             line, pending = pending, None
-            write("show", *line)
+            write(display.show, *line)
 
     def show(progress: Progress) -> None:
         nonlocal shown_stage, shown_s, pending
         for notice in progress.notices:
             if notice not in noticed:
                 noticed.add(notice)
-                write("notice", notice)
+                write(display.notice, notice)
         head, problem = "", progress.problem
         if problem is not None and progress.gates:  # the kernel, and the place of its session with its sizes
             places = "".join(f" {place.of} {place.number}/{place.count}," for place in progress.path)
@@ -145,7 +145,7 @@ def progress_line(display: TerminalDisplay | NotebookDisplay) -> Iterator[Observ
         yield show
     finally:
         flush()
-        write("close")
+        write(display.close)
 
 
 def default_display() -> TerminalDisplay | NotebookDisplay | None:
