@@ -650,7 +650,7 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
     """
     studies = [studies] if isinstance(studies, StudyData) else studies
     title, first = "Rates against the ceilings of the GPU", studies[0]
-    alone, memory = len(studies) == 1, first.memory
+    alone, memory = len(studies) == 1, first.memory_roof
     found: list[tuple[str, Trial, float, float, str]] = []  # kind, trial, FLOP/B, TFLOP/s, configuration or problem
     for study in studies:
         others = [("others", trial) for trial in best_trials(study)[1:]] + [("default", study.default)]
@@ -660,7 +660,7 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
                 text = config_text(trial.config) if alone else source_text(str(study.key.problem), study.key.source)
                 found.append((kind, trial, work.flops / work.bytes, work.flops / trial.time_us / 1e6, text))
     if not found or memory is None:
-        missing = "the kernel does not state its operations and bytes ([work])" if not found else first.origin
+        missing = "the kernel does not state its operations and bytes ([work])" if not found else first.roofs_origin
         return Chart("roofline", title, None, f"There is no roofline: {missing}.")
     go, intensities = load_plotly(), [intensity for _, _, intensity, _, _ in found]
     bounding = (roof for study in studies for roof in study.roofs_of(study.winner) or ())
@@ -705,7 +705,7 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
     headings = ("", "configuration or problem", "FLOP/B", "TFLOP/s", f"time, {MICRO_S}")
     best = first.bound(first.winner)
     summary = f"The winner reaches {best.text}." if best is not None and alone else ""
-    note = f"Ceilings: {first.origin.replace('`', chr(39))}."
+    note = f"Ceilings: {first.roofs_origin.replace('`', chr(39))}."
     return Chart("roofline", title, made, summary, ResultTable(headings, rows), note)
 
 

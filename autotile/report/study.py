@@ -359,7 +359,7 @@ class StudyData:
         return Workrate(found.flops, found.bytes, self.key.dtype, unit, found.passes)
 
     @property
-    def origin(self) -> str:
+    def roofs_origin(self) -> str:
         """When and how the ceilings of the roofline were found; what to do where they are not those of this GPU."""
         if self.ceilings is not None:
             return f"measured on {self.ceilings.gpu_name} on {moment_text(self.ceilings.measured_at)}"
@@ -376,7 +376,7 @@ class StudyData:
         return "" if self.ceilings is not None else " (datasheet)"
 
     @cached_property
-    def memory(self) -> Roof | None:
+    def memory_roof(self) -> Roof | None:
         """The rate of DRAM, which is the slope of the roofline."""
         found = self._known_ceilings.memory if self._known_ceilings is not None else None
         if found is None:
@@ -401,7 +401,7 @@ class StudyData:
 
     def bound(self, trial: Trial | None) -> Roof | None:
         """Return the ceiling that binds a trial, with the rate that it reached; None if that is not known."""
-        work, memory, roofs = self.work_of(trial), self.memory, self.roofs_of(trial)
+        work, memory, roofs = self.work_of(trial), self.memory_roof, self.roofs_of(trial)
         if trial is None or trial.time_us is None or (roofs is None and work.flops):
             return None
         found = []
