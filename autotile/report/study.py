@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ from autotile.core.model import (
     Outcome,
     Stopped,
     Trial,
+    Value,
     config_key,
     non_dominated,
     objective_values,
@@ -62,18 +64,13 @@ class StoredRatio(msgspec.Struct):
     interval: tuple[NonNegative, NonNegative]
 
 
-class StoredConfig(msgspec.Struct):
-    """A configuration, as a session stored it among other values."""
-
-    config: Config
-
-
 class RunSummary(msgspec.Struct, frozen=True):
     """The part of a run's stored summary that a report shows; a field that a run does not state has its default."""
 
     speedup: StoredRatio | None = None
     ties: tuple[Config, ...] = ()
-    default: StoredConfig | None = None
+    default: dict[Name, Any] = {}
+    """The configuration among other values."""
     gates: Mapping[Name, _Natural] = {}
     stopped: Stopped | None = None
     importance: tuple[Effect, ...] | None = None
@@ -234,9 +231,9 @@ class StudyData:
     @cached_property
     def default_config(self) -> Config | None:
         """The default configuration, as a session stored it or the kernel's file states it."""
-        stored = (lenient(run.summary, RunSummary).default for run in reversed(self.runs))
-        if (found := next(filter(None, stored), None)) is not None:
-            return found.config
+        for run in reversed(self.runs):
+            with suppress(DataError):  # none is stored, or one that cannot be read
+                return convert(lenient(run.summary, RunSummary).default.get("config"), dict[Name, Value])
         return self.kernel.spec.default if self.kernel is not None else None
 
     @cached_property
