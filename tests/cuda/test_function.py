@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
-from threading import Event
+from threading import Event, Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -283,16 +283,26 @@ def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch):
 
 
 def test_of_the_amounts_of_two_threads_the_larger_one_stays(monkeypatch):
-    entered, resumed = Event(), Event()
+    entered, resumed, lock = Event(), Event(), Lock()
     allowed: list[int] = []
 
     def allow(smem_bytes: int) -> None:
         if smem_bytes == 50_000:
             entered.set()
-            resumed.wait(0.2)
+            assert resumed.wait(60)
         allowed.append(smem_bytes)
 
+    @contextmanager
+    def locked() -> Iterator[None]:
+        """Let the one that holds the lock go on as soon as another waits for it."""
+        if not lock.acquire(blocking=False):
+            resumed.set()
+            lock.acquire()
+        yield
+        lock.release()
+
     function = function_of(monkeypatch, allow)
+    monkeypatch.setattr(type(function), "_opting_in", property(lambda _: locked()), raising=False)
     with ThreadPoolExecutor(1) as pool:
         smaller = pool.submit(function.opt_in, 50_000)
         entered.wait()
