@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from child_python import python
-from feature_kernels import SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
+from feature_kernels import copy_kernel
 from interrupts import heeded_interrupts
 
 import autotile
@@ -137,7 +137,7 @@ class TestExplain:
 
 class TestKernelsOfOneKindOfDevice:
     def test_flags_are_given_like_sizes(self, run, tmp_path):
-        split = write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)
+        split = copy_kernel(tmp_path, "split")
         answer = run("explain", split, "TRANS_B=1", "SPLIT_K=5", "M=100", "N=50", "K=64", "--device", "a100", "--json")
         found = answer.document
         assert (answer.code, found["fault"]) == (0, "")

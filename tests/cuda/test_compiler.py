@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from cache_settings import cache_settings
 from child_python import python
-from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, block_space, write_kernel
+from feature_kernels import block_space, copy_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -488,7 +488,7 @@ TRANSPOSE = ROOT / "examples" / "transpose_tma" / "transpose_tma.toml"
 
 class TestFeatures:
     def test_flags_are_macros_and_part_of_the_cubins_key(self, tmp_path):
-        kernel = load_kernel(str(write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)))
+        kernel = load_kernel(str(copy_kernel(tmp_path, "split")))
         plain = compile_job(kernel, kernel.spec.default, kernel.spec.at(dtype="float16"), "sm_90")
         assert plain.options[-4:] == ("-DTRANS_A=0", "-DTRANS_B=0", "-DOUT_FP32=0", "-DDTYPE=__half")
         problem = kernel.spec.at({**kernel.spec.sizes, "TRANS_B": 1}, "float16")
@@ -499,7 +499,7 @@ class TestFeatures:
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_the_target_is_the_kernels_own(self, tmp_path, dtype):
-        kernel = load_kernel(str(write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)))
+        kernel = load_kernel(str(copy_kernel(tmp_path, "swap")))
         job = compile_job(kernel, {"THREADS": 64, "CLUSTER": 8, "WHOLE": True}, kernel.spec.at(dtype=dtype), "sm_90")
         assert job.architecture == "sm_90a"
         assert compile_cubin(job).resources.static_smem_bytes == 256

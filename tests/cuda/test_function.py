@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from cuda.bindings import driver
-from step_kernels import KERNELS, write_steps
+from feature_kernels import STEPS, copy_kernel
 
 from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES
@@ -39,14 +39,14 @@ from autotile.space.limits import compiled_steps
 H200 = device_profile("h200")
 
 
-@pytest.fixture(params=KERNELS)
+@pytest.fixture(params=STEPS)
 def kernel(request, tmp_path):
-    return load_kernel(str(write_steps(tmp_path, request.param)))
+    return load_kernel(str(copy_kernel(tmp_path, request.param)))
 
 
 @pytest.fixture
 def scan(tmp_path):
-    return load_kernel(str(write_steps(tmp_path, "scan_rounds")))
+    return load_kernel(str(copy_kernel(tmp_path, "scan_rounds")))
 
 
 def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, ...], ...]]:
@@ -117,7 +117,7 @@ class TestSteps:
         assert len(block.starts) == 42
 
     def test_new_addresses_reach_every_launch(self, tmp_path):
-        kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
+        kernel = load_kernel(str(copy_kernel(tmp_path, "split_rows")))
         arguments = call_arguments(kernel, {**kernel.spec.default, "SPLIT": 4}, "float32")
         values = arguments.pack({"x": 100, "y": 200}, {}, {"partials": 300})
         assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from feature_kernels import copy_kernel, space_text
 from spec_samples import SGEMM, copy_spec, make_spec, refused
-from step_kernels import PARTIAL_SPACE, TILED_SPACE, write_steps
 
 from autotile.core.device import EXPRESSION_NAMES, device_profile
 from autotile.core.model import CompiledFunction, LaunchGeometry, Problem, Resources, Value
@@ -310,12 +310,13 @@ def test_the_driver_gets_the_attributes_and_its_error_is_raised(monkeypatch, is_
         launch()(7, 99, 0)
 
 
+TILED_SPACE, PARTIAL_SPACE = space_text("several_steps"), space_text("block_sums")
 TILED = parse_spec(TILED_SPACE, "several_steps.toml")
 PARTIAL = parse_spec(PARTIAL_SPACE, "block_sums.toml")
 
 
 def test_the_parameters_that_shape_a_problem(tmp_path):
-    assert load_kernel(str(write_steps(tmp_path, "two_step_sum"))).spec.shaping == ()
+    assert load_kernel(str(copy_kernel(tmp_path, "two_step_sum"))).spec.shaping == ()
     assert (TILED.shaping, PARTIAL.shaping) == (("STEPS",), ("BLOCK",))
     assert TILED.shaped(TILED.at({"N": 7}), {"BLOCK": 128, "STEPS": 3}) == TILED.at({"N": 7, "STEPS": 3})
     shaped = PARTIAL.shaped(PARTIAL.at({"N": 1000}), {"BLOCK": 64})
