@@ -1,4 +1,4 @@
-"""Small kernels that use features of search-space files: those of the folder ``sample_kernels``, and spaces made by tests."""
+"""Small kernels that use features of search-space files: files in ``sample_kernels``, and spaces that tests make."""
 
 import shutil
 from collections.abc import Mapping, Sequence
