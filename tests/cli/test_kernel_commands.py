@@ -88,19 +88,6 @@ class TestExplain:
         assert answer.document["resources"] is None
         assert answer.document["occupancy"]["compiled"] is False
 
-    def test_a_tile_that_a_chip_holds_or_cannot_hold_and_a_value_that_is_not_listed(self, run, scale_toml):
-        answer = run("explain", scale_toml, "THREADS=96", "--device", "h200", "--json")
-        assert (answer.code, answer.document["valid"]) == (1, False)
-        assert "not among its values" in answer.document["fault"]
-        found = run("explain", "matmul_tiled", "TILE=32", "--device", "g80", "--json").document
-        assert found["valid"] is False
-        assert "allows 512" in found["fault"]
-        answer = run("explain", "matmul_tiled", "TILE=32", "GUARDED=0", "--device", "rtx-3060")
-        assert "GUARDED=False" in answer.out
-        assert "8,192 B static" in answer.out
-        assert "1,024 threads" in answer.out
-        assert "limited by threads" in answer.out
-
     def test_a_kernel_that_takes_other_arguments_or_does_not_compile_is_explained_and_not_valid(self, run, scale_toml):
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text().replace("int n, float factor", "int n, float factor, short m"))
@@ -205,12 +192,6 @@ class TestSurvey:
         assert f"wrote {tmp_path / 'survey.html'}" in answer.err
         assert (tmp_path / "survey.html").read_text().startswith("<!DOCTYPE html>")
         assert run("space", "--compile", scale_toml, "-o", "/no/such/folder/survey.html").code == 2
-
-    def test_bad_input_is_one_line(self, run, scale_toml):
-        for words in (["--device", "nosuch"], ["--csv", "-", "--json"], ["--csv", "/"], ["n=0"]):
-            answer = run("space", "--compile", scale_toml, *words)
-            answer.is_refused("error: ")
-            assert answer.err.count("\n") == 1
 
     def test_ctrl_c_shows_what_there_is(self, scale_toml, tmp_path):
         template = scale_toml.with_suffix(".cu")
