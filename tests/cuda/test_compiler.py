@@ -28,17 +28,7 @@ from autotile.core.documents import convert, to_fields
 from autotile.core.model import Outcome, Problem, Resources
 from autotile.cuda import compiler, headers, toolchain
 from autotile.cuda.ceiling_kernels import ceiling_job
-from autotile.cuda.compiler import (
-    Compilation,
-    CompiledFunction,
-    CompileJob,
-    CubinCache,
-    _elf_section,
-    compile_cubin,
-    compile_job,
-    compiled_functions,
-    function_attributes,
-)
+from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob, CubinCache, compile_cubin, compile_job
 from autotile.cuda.headers import compile_error
 from autotile.cuda.toolchain import installed_nvcc, load_cupy, load_nvrtc, nvrtc_version
 from autotile.errors import CompileError, InputError, ToolchainError
@@ -176,11 +166,11 @@ ptxas info    : Function properties for second
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 12 registers, used 0 barriers
 """
-        functions = compiled_functions(b"", log, {"f": "first", "s": "second"})
+        functions = compiler.compiled_functions(b"", log, {"f": "first", "s": "second"})
         assert functions["f"].resources == Resources(40, 4, 12, 8, 1024)
         assert functions["s"].resources == Resources(12, 0, 0, 0, 0)
         with pytest.raises(ToolchainError, match=r"'third'.*only first, second"):
-            compiled_functions(b"", log, {"t": "third"})
+            compiler.compiled_functions(b"", log, {"t": "third"})
 
     def test_an_error_shows_nothing_of_a_file_that_a_macro_named(self, tmp_path):
         source = '#define HEADER "/etc/passwd"\n#include HEADER\n'
@@ -478,7 +468,7 @@ class TestParameters:
     def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin, at, byte, length):
         damaged = bytearray(cubin)
         damaged[min(at, len(cubin) - 1)] = byte
-        found, *_ = function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
+        found, *_ = compiler.function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
         assert found is None or len(found) < 1000
 
 
@@ -522,7 +512,7 @@ HFMA2_MMA, QGMMA = 0x035, 0x1F3
 
 
 def instructions(compiled: Compilation, entry: str) -> Counter[int]:
-    code = _elf_section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
+    code = compiler._elf_section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
     return Counter(struct.unpack_from("<Q", code, at)[0] & 0x1FF for at in range(0, len(code), 16))
 
 
