@@ -308,7 +308,6 @@ class TestLeftToPytorch:
         assert str(exported.graph).count("aten.linear.default") == 3
 
     def test_a_call_that_is_left_is_counted_until_the_choice_changes(self):
-        products = autotile.torch.products
         x, w = torch.randn(4, 64), torch.randn(48, 64)
         served = autotile.get_best_kernel("matmul", M=4, N=48, K=64, dtype="float32", device="h200")
         calls, key = served.calls, (x.shape, w.shape, x.dtype, True, True, torch.is_grad_enabled())
@@ -322,7 +321,7 @@ class TestLeftToPytorch:
         assert key not in products._notes
 
     def test_each_layout_of_a_product_is_chosen(self):
-        products, a = autotile.torch.products, torch.ones(512, 512, dtype=torch.bfloat16)
+        a = torch.ones(512, 512, dtype=torch.bfloat16)
         asked = {"m": 512, "n": 512, "k": 512, "dtype": "bfloat16", "emulate": True, "device": "h200"}
         for b in (a, a.t()):
             assert products._products.find(a, b, "options") is None
@@ -331,7 +330,7 @@ class TestLeftToPytorch:
             assert products._products.find(a, b, "options").kernel.is_library
 
     def test_a_layer_remembers_what_is_left_as_long_as_all_choices_stay(self, monkeypatch):
-        products, asked = autotile.torch.products, []
+        asked: list[Any] = []
         monkeypatch.setattr(
             products, "_decided_linear", lambda x, w, b, *_: asked.append(x) or nn.functional.linear(x, w, b)
         )
@@ -372,7 +371,7 @@ class TestLeftToPytorch:
         made = autotile.torch.accelerate(nn.Sequential(alone, gaining), device="h200")
         launched = [any(gain.launched for gain in one.gains) for one in made.replaced]
         assert launched == [False, True]
-        assert alone._left == (autotile.torch.products.EPOCH.now, None)
+        assert alone._left == (products.EPOCH.now, None)
         assert gaining._left is None
         made.undo()
         assert "_left" not in vars(alone)
@@ -380,7 +379,6 @@ class TestLeftToPytorch:
 
 class TestRecorded:
     def test_what_is_decided_changes_with_the_choice_but_not_within_a_checkpoint(self):
-        products = autotile.torch.products
         problem = {"m": 4, "n": 48, "k": 64, "dtype": "float32", "trans_b": True, "device": "h200"}
         served, decided = products.find_product(**problem), []
         decision = partial(products._decision, "a kind", lambda: problem, lambda kernel: not decided.append(kernel))
@@ -399,7 +397,6 @@ class TestRecorded:
     @pytest.mark.parametrize("shape", [(4, 64), (2, 3, 64), (64,)])
     def test_gradients_are_those_of_pytorch(self, shape, monkeypatch):
         """By PyTorch's products, in place of launches."""
-        products = autotile.torch.products
         monkeypatch.setattr(products, "_launched_linear", lambda x, w, b, *_: nn.functional.linear(x, w, b))
         monkeypatch.setattr(products, "matmul", lambda a, b, emulate: a @ b)
         given = [torch.randn(size, requires_grad=True) for size in (shape, (48, 64), (48,))]
