@@ -203,7 +203,7 @@ def main() -> None:
         sys.exit("PostgreSQL is not installed; on Debian: apt install postgresql")
     found = find_recording(read_settings().recording_folders, KERNEL, SIZES, "float32")
     assert found is not None
-    recording = read_recording(found.path)
+    recording = read_recording(found)
     configs = some_configs(KERNEL, SIZES, ReplayBackend(recording).device, arguments.trials, recording)
     results: dict[str, Any] = provenance() | {"seconds": arguments.seconds, "runs": []}
     with (

@@ -128,7 +128,8 @@ def replayed() -> list[str]:
     finally:
         session.CompilePool = pool
     stream = StringIO()
-    print_trimmed(Console(file=stream, width=WIDTH, markup=False, highlight=False), render(result))
+    console = Console(file=stream, width=WIDTH, markup=False, highlight=False)
+    print_trimmed(console, render(result, console))
     return [line for line in stream.getvalue().splitlines() if not line.startswith(_VARYING)]
 
 

@@ -172,7 +172,7 @@ def simulated(seconds: float) -> Iterator[tuple[DeviceProperties, Recording]]:
     assert found is not None
     folder = str(Path(__file__).parent)
     os.environ |= {
-        "BENCHMARK_RECORDING": str(found.path),
+        "BENCHMARK_RECORDING": str(found),
         "BENCHMARK_SECONDS": str(seconds),
         "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])),
     }

@@ -132,10 +132,10 @@ def close_races(sizes: dict[str, int], arguments: argparse.Namespace) -> None:
 
 def close_configs(sizes: dict[str, int], count: int) -> list[tuple[float, Config]]:
     """Return neighbouring configurations of a recording with their times in microseconds, the fastest first."""
-    entry = find_recording(read_settings().recording_folders, KERNEL, sizes, "float32")
-    if entry is None:
+    path = find_recording(read_settings().recording_folders, KERNEL, sizes, "float32")
+    if path is None:
         raise SystemExit(f"there is no recording of {KERNEL} at {sizes}; name another --shape")
-    recording = read_recording(entry.path)
+    recording = read_recording(path)
     configs = [recording.config(number) for number in range(len(recording))]
     results = [(recording.lookup(config), config) for config in configs]
     times = sorted(

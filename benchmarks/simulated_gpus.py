@@ -312,7 +312,7 @@ async def _offer(given: dict[str, Any], numbers: range, joining: int) -> None:
 def _recording_path() -> Path:
     found = find_recording(read_settings().recording_folders, KERNEL, SIZES, DTYPE)
     assert found is not None
-    return found.path
+    return found
 
 
 def _recording() -> Recording:

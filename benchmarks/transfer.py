@@ -121,7 +121,7 @@ def as_source(path: Path, kind: str, seed: int) -> Source:
         times[rows] = times[rng.permutation(rows)]
     elif kind != "complete":
         raise SystemExit(f"no source {kind!r}: expected complete, trials:N, {' or '.join(_MISLEADING)}")
-    return Source(recorded.name, [recorded.space.config(int(row)) for row in rows], (1e3 * times[rows]).tolist())
+    return recorded.name, [(recorded.space.config(row), 1e3 * float(times[row])) for row in rows.tolist()]
 
 
 def summary(

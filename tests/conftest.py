@@ -3,12 +3,14 @@
 import fcntl
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from feature_kernels import FOLDER, copy_kernel
 from hypothesis import settings
 from postgresql_server import programs_folder, running_server
 from stored_runs import Book
@@ -26,53 +28,6 @@ from autotile.kernel.problem import resolve_problem
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.settings import data_folder, read_settings
 from autotile.space.search_space import feasible_space
-
-SCALE_TEMPLATE = """
-extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
-    const int first = (blockIdx.x * THREADS + threadIdx.x) * WORK;
-    for (int i = first; i < first + WORK && i < n; ++i) y[i] = factor * x[i];
-}
-"""
-
-SCALE_SPACE = """
-[kernel]
-name = "scale"
-template = "scale.cu"
-entry = "scale"
-summary = "y = factor x"
-
-[problem]
-sizes = { n = 4096 }
-ragged = { n = 1001 }
-
-[parameters]
-THREADS = [32, 64, 128, 256]
-WORK = [1, 2, 4]
-
-[default]
-THREADS = 128
-WORK = 1
-
-[rules]
-enough_blocks = "n >= THREADS * WORK"
-
-[launch]
-block = ["THREADS"]
-grid = ["ceil_div(n, THREADS * WORK)"]
-
-[arguments]
-x = { buffer = "dtype", shape = ["n"], access = "in" }
-y = { buffer = "dtype", shape = ["n"], access = "out" }
-n = { scalar = "int32", value = "n" }
-factor = { scalar = "float32", value = 2.0, check = -0.5 }
-
-[reference]
-outputs = { y = "factor * x" }
-
-[work]
-flops = "n"
-bytes = "8 * n"
-"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -171,9 +126,7 @@ def write_scale():
 
     def write(folder: Path) -> Path:
         folder.mkdir()
-        (folder / "scale.cu").write_text(SCALE_TEMPLATE)
-        (folder / "scale.toml").write_text(SCALE_SPACE)
-        return folder / "scale.toml"
+        return copy_kernel(folder, "scale")
 
     return write
 
@@ -183,23 +136,10 @@ def scale_toml(tmp_path, write_scale):
     return write_scale(tmp_path / "kernels")
 
 
-SCALING = """
-[operation]
-name = "scaling"
-sizes = { n = 4096 }
-dtypes = ["float32"]
-
-[kernels.scale]
-kernel = "./scale.toml"
-"""
-
-
 @pytest.fixture
 def scaling_toml(scale_toml):
     """An operation of the tiny kernel alone."""
-    path = scale_toml.with_name("scaling.toml")
-    path.write_text(SCALING)
-    return path
+    return Path(shutil.copy(FOLDER / "scaling.toml", scale_toml.parent))
 
 
 @pytest.fixture(scope="session")

@@ -4,71 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 
 import pytest
-from feature_kernels import block_space
+from feature_kernels import block_space, space_text
 
 from autotile.core.model import Value
 from autotile.errors import SpecError
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import KernelSpec
 
-SGEMM = """\
-[kernel]
-name = "sgemm"
-template = "sgemm.cu"
-entry = "sgemm"
-summary = "C = alpha A B + beta C"
-options = ["--use_fast_math"]
-
-[problem]
-sizes = { M = 4096, N = 4096, K = 4096 }
-ragged = { M = 389 }
-dtypes = ["float32", "float64"]
-
-[parameters]
-BM = [32, 64, 128]
-BN = [32, 64, 128]
-TM = [4, 8]
-STAGED = [false, true]
-LAYOUT = ["row", "column"]
-
-[default]
-BM = 64
-BN = 64
-TM = 8
-STAGED = true
-LAYOUT = "row"
-
-[rules]
-squarish = "max(BM, BN) <= 2 * min(BM, BN)"
-fits = "4 * BM * BN <= device.smem_per_block_optin_bytes"
-
-[launch]
-block = ["BN // TM", "BM // TM"]
-grid = ["ceil_div(N, BN)", "ceil_div(M, BM)"]
-dynamic_smem_bytes = "4 * 8 * (BM + BN) if STAGED else 0"
-static_smem_bytes = 1024
-min_registers = "TM * TM + 2 * TM"
-
-[limits]
-min_occupancy = 0.05
-max_spill_bytes = 0
-
-[arguments]
-A = { buffer = "dtype", shape = ["M", "K"], access = "in" }
-B = { buffer = "dtype", shape = ["K", "N"], access = "in", init = "uniform" }
-C = { buffer = "dtype", shape = ["M", "N"], access = "inout" }
-M = { scalar = "int32", value = "M" }
-alpha = { scalar = "float32", value = 1.0, check = 0.75 }
-
-[reference]
-outputs = { C = "alpha * (A @ B) + C" }
-reduction = "K"
-tolerance = 1e-5
-
-[work]
-flops = "2 * M * N * K"
-bytes = "4 * (M * K + K * N + M * N)"
-"""
+SGEMM = space_text("sgemm")
 
 
 def make_spec(

@@ -28,22 +28,10 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import any_size  # noqa: E402
+import any_size_draw as drawing  # noqa: E402
 import any_size_report as report  # noqa: E402
 import figures  # noqa: E402
 import search_methods  # noqa: E402
-from any_size_draw import (  # noqa: E402
-    MATMUL_FLAGS,
-    MATMUL_RANGES,
-    MAX_FLOPS,
-    draw,
-    layout_of,
-    matmul_fits,
-    matmul_flops,
-    parse_ranges,
-    parse_shape,
-    read_shapes,
-    text_of,
-)
 from gemm_plan import Found, leaders, share_out, worth_tuning  # noqa: E402
 from gemm_product import Product, emulating_kernels, fitting_kernels  # noqa: E402
 from gemm_row import CuBlas, Row, Runner, headings, summary  # noqa: E402
@@ -287,7 +275,7 @@ def test_a_benchmark_does_not_take_the_place_of_the_tests_of_its_name():
 
 
 def drawn(seed: int, count: int = 200) -> list[dict[str, int]]:
-    return draw(MATMUL_RANGES, MATMUL_FLAGS, count, seed, fits=matmul_fits)
+    return drawing.draw(drawing.MATMUL_RANGES, drawing.MATMUL_FLAGS, count, seed, fits=drawing.matmul_fits)
 
 
 def row(ratio: float | None = 1.0, **others: Any) -> report.Row:
@@ -303,64 +291,64 @@ class TestDraw:
         found = drawn(seed, count)
         assert len({tuple(sizes.values()) for sizes in found}) == count
         for sizes in found:
-            assert all(low <= sizes[name] <= high for name, (low, high) in MATMUL_RANGES.items())
-            assert {sizes[flag] for flag in MATMUL_FLAGS} <= {0, 1}
-            assert matmul_flops(sizes) <= MAX_FLOPS
+            assert all(low <= sizes[name] <= high for name, (low, high) in drawing.MATMUL_RANGES.items())
+            assert {sizes[flag] for flag in drawing.MATMUL_FLAGS} <= {0, 1}
+            assert drawing.matmul_flops(sizes) <= drawing.MAX_FLOPS
 
     @given(st.integers(0, 2**31))
     def test_a_quarter_is_odd_and_half_are_multiples_of_8(self, seed):
         found = drawn(seed, 40)
-        sizes_of = [[sizes[name] for name in MATMUL_RANGES] for sizes in found]
+        sizes_of = [[sizes[name] for name in drawing.MATMUL_RANGES] for sizes in found]
         assert all(size % 2 for sizes in sizes_of[::4] for size in sizes)
         assert all(size % 2 == 0 or size < 2 for sizes in sizes_of[1::4] for size in sizes)
         assert all(size % 8 == 0 or size < 8 for sizes in sizes_of[2::4] + sizes_of[3::4] for size in sizes)
 
     def test_sizes_are_spread_over_all_octaves_and_layouts(self):
         found = drawn(0)
-        for name, (low, high) in MATMUL_RANGES.items():
+        for name, (low, high) in drawing.MATMUL_RANGES.items():
             octaves = {int(math.log2(sizes[name])) for sizes in found}
             assert octaves >= set(range(int(math.log2(low)), int(math.log2(high))))
-        assert {layout_of(sizes) for sizes in found} == {"NN", "NT", "TN", "TT"}
+        assert {drawing.layout_of(sizes) for sizes in found} == {"NN", "NT", "TN", "TT"}
 
     def test_the_seed_decides_more_begin_with_fewer_and_too_few_are_refused(self):
         assert drawn(3) == drawn(3)
         assert drawn(3) != drawn(4)
         assert drawn(3, 50) == drawn(3)[:50]
         with pytest.raises(SystemExit, match="only 2 of 3"):
-            draw({"N": (1, 2)}, (), 3, 0)
+            drawing.draw({"N": (1, 2)}, (), 3, 0)
 
     @given(st.integers(1, 10**6), st.integers(1, 10**6))
     def test_any_range(self, a, b):
         low, high = sorted((a, b))
-        for sizes in draw({"N": (low, high)}, ("FLAG", "OTHER"), 4, 0):
+        for sizes in drawing.draw({"N": (low, high)}, ("FLAG", "OTHER"), 4, 0):
             assert low <= sizes["N"] <= high
 
 
 class TestGivenShapes:
     def test_a_shape_may_have_a_layout(self):
-        assert parse_shape("64,64,131072,nt") == PRODUCT
-        assert parse_shape("35, 8457, 2560") == {"M": 35, "N": 8457, "K": 2560, "TRANS_A": 0, "TRANS_B": 0}
+        assert drawing.parse_shape("64,64,131072,nt") == PRODUCT
+        assert drawing.parse_shape("35, 8457, 2560") == {"M": 35, "N": 8457, "K": 2560, "TRANS_A": 0, "TRANS_B": 0}
         for text in ("", "64", "64,64", "64,64,0", "64,64,64,XY", "64,64,64,NT,1", "a,b,c"):
             with pytest.raises(SystemExit, match="is no shape"):
-                parse_shape(text)
+                drawing.parse_shape(text)
 
     def test_a_file_of_shapes(self, tmp_path):
         path = tmp_path / "shapes.json"
         path.write_text('[[64, 64, 131072, "NT"], [1, 2, 3]]')
-        assert read_shapes(path) == [PRODUCT, parse_shape("1,2,3")]
-        assert len(read_shapes(BENCHMARKS / "gemm_shapes.json")) == 24
+        assert drawing.read_shapes(path) == [PRODUCT, drawing.parse_shape("1,2,3")]
+        assert len(drawing.read_shapes(BENCHMARKS / "gemm_shapes.json")) == 24
         for text in ("{}", "[1]", "[[1, 2, null]]", "not JSON"):
             path.write_text(text)
             with pytest.raises(SystemExit):
-                read_shapes(path)
+                drawing.read_shapes(path)
 
     def test_ranges_and_text(self):
-        assert text_of(PRODUCT) == "64 x 64 x 131072 NT"
-        assert text_of({"ROWS": 3, "N": 5}) == "ROWS=3 N=5"
-        assert parse_ranges(["M=1..64", "N=35"]) == {"M": (1, 64), "N": (35, 35)}
+        assert drawing.text_of(PRODUCT) == "64 x 64 x 131072 NT"
+        assert drawing.text_of({"ROWS": 3, "N": 5}) == "ROWS=3 N=5"
+        assert drawing.parse_ranges(["M=1..64", "N=35"]) == {"M": (1, 64), "N": (35, 35)}
         for word in ("M", "M=", "M=0..3", "M=5..3", "=3", "M=1.."):
             with pytest.raises(SystemExit, match="no range"):
-                parse_ranges([word])
+                drawing.parse_ranges([word])
 
 
 class TestCommandLine:

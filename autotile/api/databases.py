@@ -45,26 +45,6 @@ from autotile.kernel.library import KernelName
 from autotile.settings import user_path
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedWinners:
-    """The winners of two databases under one key."""
-
-    a: Winner
-    b: Winner
-    same_config: bool
-    ratio: Interval | None
-    """Time of ``b`` over time of ``a``; None if one of them has no measured time."""
-
-    @property
-    def verdict(self) -> str:
-        """The faster one, or ``unresolved`` if the intervals overlap, or ``unknown``."""
-        if self.ratio is None:
-            return "unknown"
-        if is_tie(self.ratio):
-            return "unresolved"
-        return "A is faster" if self.ratio.value > 1.0 else "B is faster"
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class DatabaseDiff(Result):
     """Differences between the winners of two databases, or of files of winners."""
@@ -76,18 +56,20 @@ class DatabaseDiff(Result):
     only_b: tuple[tuple[Winner, tuple[str, ...]], ...]
     """Winners without a counterpart in the other database, each with the fields in which its key differs from the
     nearest key there with the same problem on the same GPU; none if there is no such key."""
-    both: tuple[ComparedWinners, ...]
+    both: tuple[tuple[Winner, Winner, bool, Interval | None], ...]
+    """The two winners of a key; whether they are the same configuration; and the time of the second over that of the
+    first, None if one has no measured time."""
 
     def _headline(self) -> str:
-        keys = (*(pair.a.key for pair in self.both), *(one.key for one, _ in (*self.only_a, *self.only_b)))
-        same = sum(pair.same_config for pair in self.both)
+        keys = (*(a.key for a, *_ in self.both), *(one.key for one, _ in (*self.only_a, *self.only_b)))
+        same = sum(is_same for _, _, is_same, _ in self.both)
         only = f"{len(self.only_a)} only in A, {len(self.only_b)} only in B"
         counts = f"{same} same, {len(self.both) - same} different, {only}"
         return f"A {self.a}, B {self.b}: {counted_text(keys, 'problem', 'problems')}: {counts}"
 
     def _parts(self) -> Iterator[Part]:
-        same = [pair for pair in self.both if pair.same_config]
-        other = [pair for pair in self.both if not pair.same_config]
+        same = [pair for pair in self.both if pair[2]]
+        other = [pair for pair in self.both if not pair[2]]
         counts: Facts = [
             ("A", self.a),
             ("B", self.b),
@@ -97,19 +79,19 @@ class DatabaseDiff(Result):
             ("only in B", plural(len(self.only_b), "problem")),
         ]
         yield counts
-        if shown := [*other, *(pair for pair in same if pair.verdict.endswith("faster"))]:
+        if shown := [*other, *(pair for pair in same if _verdict(pair[3]).endswith("faster"))]:
             headings = (*STUDY_HEADINGS, "A", "B", f"{RIGHT}B / A", "difference")
             rows = []
-            for pair in shown:
-                configs = config_text(pair.a.config), "the same" if pair.same_config else config_text(pair.b.config)
+            for a, b, is_same, ratio in shown:
+                configs = config_text(a.config), "the same" if is_same else config_text(b.config)
                 sides = []
-                for config, measured in zip(configs, (pair.a.measurement, pair.b.measurement), strict=True):
+                for config, measured in zip(configs, (a.measurement, b.measurement), strict=True):
                     text = "not measured"
                     if measured is not None:
                         text = f"{time_text(measured.time_us)} ({interval_text(measured)})"
                     sides.append(f"{config}, {text}")
-                ratio = f"{pair.ratio.value:.3f}" if pair.ratio is not None else NOTHING
-                rows.append((*study_columns(pair.a.key), *sides, ratio, pair.verdict))
+                found = f"{ratio.value:.3f}" if ratio is not None else NOTHING
+                rows.append((*study_columns(a.key), *sides, found, _verdict(ratio)))
             yield ResultTable(headings, rows, ("device", "A", "B"))
         for name, only in (("A", self.only_a), ("B", self.only_b)):
             if only:
@@ -138,16 +120,23 @@ class DatabaseDiff(Result):
         )
         both = [
             {
-                **versioned_document(pair.a.key),
-                "same_config": pair.same_config,
-                "a": document(pair.a),
-                "b": document(pair.b),
-                "ratio": pair.ratio.to_json("value") if pair.ratio is not None else None,
-                "verdict": pair.verdict,
+                **versioned_document(a.key),
+                "same_config": is_same,
+                "a": document(a),
+                "b": document(b),
+                "ratio": ratio.to_json("value") if ratio is not None else None,
+                "verdict": _verdict(ratio),
             }
-            for pair in self.both
+            for a, b, is_same, ratio in self.both
         ]
         return to_document({"a": self.a, "b": self.b, "only_a": only_a, "only_b": only_b, "both": both})
+
+
+def _verdict(ratio: Interval | None) -> str:
+    """Return the faster one, or ``unresolved`` if the intervals overlap, or ``unknown``."""
+    if ratio is None:
+        return "unknown"
+    return "unresolved" if is_tie(ratio) else "A is faster" if ratio.value > 1.0 else "B is faster"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -294,7 +283,7 @@ def db_diff(a: str | Path, b: str | Path) -> DatabaseDiff:
         ratio = None
         if first.measurement is not None and second.measurement is not None:
             ratio = ratio_of_sessions(first.measurement, second.measurement)
-        both.append(ComparedWinners(first, second, config_key(first.config) == config_key(second.config), ratio))
+        both.append((first, second, config_key(first.config) == config_key(second.config), ratio))
     only = []
     for own, others in ((winners_a, winners_b), (winners_b, winners_a)):
         alone = []

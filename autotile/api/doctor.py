@@ -120,7 +120,7 @@ def doctor(database: str | Path | None = None) -> HealthReport:
         check = HealthCheck("settings", "fail", str(error))
         return HealthReport((check,), "nothing works until the settings can be read")
     gpus, recordings = device_count(), list_recordings(settings.recording_folders)
-    damaged = [recording.problem for recording in recordings if recording.problem]
+    damaged = [problem for _, problem in recordings if isinstance(problem, str)]
     readable = len(recordings) - len(damaged)
     missing: Status = "warn" if readable else "fail"  # replay needs no GPU
     nvcc, names, faults = installed_nvcc(), kernel_names(settings.kernel_folders), []

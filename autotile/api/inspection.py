@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -26,7 +26,17 @@ from autotile.api.targets import (
 from autotile.core.argument_types import checked
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Problem, Resources, Value, config_text
+from autotile.core.model import (
+    Config,
+    LaunchGeometry,
+    Occupancy,
+    Outcome,
+    Problem,
+    Resources,
+    Trial,
+    Value,
+    config_text,
+)
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -847,7 +857,7 @@ def survey(
     >>> survey("sgemm_2d", device="h200", sample=200, M=4096, N=4096, K=4096)  # doctest: +SKIP
     <Survey: sgemm_2d M=4096 N=4096 K=4096 float32 on NVIDIA H200 (profile): 200 configurations compiled, 197 usable>
     """
-    from autotile.report.survey import SurveyTable
+    from autotile.report.survey import survey_of
     from autotile.space.time_estimate import estimate_times
     from autotile.tuning.options import check_whole
     from autotile.tuning.progress_state import StopRequest
@@ -861,35 +871,39 @@ def survey(
     if sample is not None and sample > len(valid):
         notices += (f"only {plural(len(valid), 'configuration is', 'configurations are')} valid: all are compiled",)
     estimate = estimate_times(loaded.spec, problem, target, valid)
-    table, started, count = SurveyTable(valid), time.monotonic(), worker_count(workers)
+    started_s, count = time.monotonic(), worker_count(workers)
 
-    def report() -> None:
-        failed = sum(group.count for group in table.failures.numbered)
-        observe(SurveyProgress(len(table), len(order), failed, time.monotonic() - started, notices))
+    def compiled() -> Generator[tuple[int, Trial]]:
+        """Yield rows with their trials as they compile, until the user interrupts."""
+        rows, pending = iter(order), dict[Future[Compiled], int]()
+        ended = failed = 0
+        with StopRequest() as stop, closing(CompilePool(read_settings(), count)) as pool:
+            while not stop.requested:
+                for row in islice(rows, _AHEAD * count - len(pending)):
+                    job = partial(compile_job, loaded, valid.config(row), problem, target.architecture)
+                    pending[pool.submit(job)] = row
+                if not pending:
+                    break
+                done, _ = wait(pending, _POLL_S, FIRST_COMPLETED)
+                for future in done:
+                    row = pending.pop(future)
+                    config = valid.config(row)
+                    plan = LaunchPlan.of(loaded.spec, config, problem, target)
+                    trial = gated_trial(loaded, problem, config, future.result(), plan=plan, device=target)
+                    failed += trial.outcome is not Outcome.OK
+                    yield row, trial
+                if done:
+                    ended += len(done)
+                    observe(SurveyProgress(ended, len(order), failed, time.monotonic() - started_s, notices))
 
-    report()
-    rows, pending = iter(order), dict[Future[Compiled], int]()
-    with StopRequest() as stop, closing(CompilePool(read_settings(), count)) as pool:
-        while not stop.requested:
-            for row in islice(rows, _AHEAD * count - len(pending)):
-                job = partial(compile_job, loaded, valid.config(row), problem, target.architecture)
-                pending[pool.submit(job)] = row
-            if not pending:
-                break
-            done, _ = wait(pending, _POLL_S, FIRST_COMPLETED)
-            for future in done:
-                row = pending.pop(future)
-                config = valid.config(row)
-                plan = LaunchPlan.of(loaded.spec, config, problem, target)
-                table.add(row, gated_trial(loaded, problem, config, future.result(), plan=plan, device=target))
-            if done:
-                report()
-    return table.survey(
-        problem,
-        target,
-        planned=len(order),
-        seconds=time.monotonic() - started,
-        interrupted=len(table) < len(order),
-        estimated_us=estimate.time_us if estimate is not None else None,
-        notices=notices,
-    )
+    observe(SurveyProgress(0, len(order), 0, 0.0, notices))
+    with closing(compiled()) as trials:
+        return survey_of(
+            valid,
+            trials,
+            planned=len(order),
+            estimated_us=estimate.time_us if estimate is not None else None,
+            problem=problem,
+            device=target,
+            notices=notices,
+        )

@@ -133,6 +133,8 @@ class PlanResult(Result):
     seconds: float
     interrupted: bool
     database: str
+    lists_results: bool = False
+    """Whether the JSON is that of the results alone, each as `autotile.tune` returns it: of missed problems."""
 
     @property
     def is_complete(self) -> bool:
@@ -180,8 +182,10 @@ class PlanResult(Result):
             yield f"the first {_MAX_SHOWN} problems are shown; --json lists all"
         yield [("result", self.summary), ("saved in", self.database)]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that ``autotile tune --plan --json`` prints."""
+    def to_json(self) -> Any:
+        """Return the document that ``autotile tune --plan --json`` prints, or that of ``--misses``."""
+        if self.lists_results:
+            return [entry.result.to_json() for entry in self.entries if isinstance(entry.result, TuneResult)]
         return {
             "plan": self.name,
             "complete": self.is_complete,
@@ -190,23 +194,6 @@ class PlanResult(Result):
             "database": self.database,
             "problems": [entry.to_json() for entry in self.entries],
         }
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class MissesResult(PlanResult):
-    """Outcomes of missed problems; ``asked_database`` is the database as it was given, None for the user's own."""
-
-    asked_database: str | None
-
-    def to_json(self) -> Any:
-        """Return the result of each problem that was tuned now, as `autotile.tune` returns it."""
-        documents = []
-        for entry in self.entries:
-            problem, result = entry.planned.problem, entry.result
-            if isinstance(result, TuneResult):
-                call = serving_call(entry.planned.asked_as, problem, dtype=problem.dtype, database=self.asked_database)
-                documents.append(replace(result, call=call).to_json())
-        return documents
 
 
 @checked
@@ -254,7 +241,7 @@ def tune_misses(
     observe: Observer | None = None,
     announce: Callable[[str], None] = lambda _: None,
     **named: Any,
-) -> MissesResult:
+) -> PlanResult:
     """Tune the problems that programs requested and that could not be served exactly, the costliest first.
 
     They are tuned as those of a plan are: a problem that cannot be tuned does not stop the others.
@@ -282,10 +269,16 @@ def tune_misses(
         announce(_NO_MISSES)
     with observing(observe or progress) as observer:
         found = tune_plan(_plan_of_misses(missed), chosen, observer)
+    entries = []
     for entry in found.entries:
+        problem, result = entry.planned.problem, entry.result
         if entry.state == "failed":
-            announce(f"{entry.planned.problem} is left out: {entry.reason}")
-    return MissesResult(found.name, found.entries, found.seconds, found.interrupted, found.database, chosen.database)
+            announce(f"{problem} is left out: {entry.reason}")
+        if isinstance(result, TuneResult):
+            call = serving_call(entry.planned.asked_as, problem, dtype=problem.dtype, database=chosen.database)
+            result = replace(result, call=call)
+        entries.append(replace(entry, result=result))
+    return replace(found, entries=tuple(entries), lists_results=True)
 
 
 class PlanRun:

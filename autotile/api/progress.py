@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from operator import methodcaller
 from typing import Any, TextIO
 
 from autotile.core.model import config_text
@@ -97,58 +96,56 @@ class NotebookDisplay:
             self._bar.layout.display = "none"
 
 
-class ProgressLine:
-    """Line that shows how far one session after another has come.
+@contextmanager
+def progress_line(display: TerminalDisplay | NotebookDisplay) -> Iterator[Observer]:
+    """Provide an observer that shows in a line how far one session after another has come.
 
-    After the first error of writing to its display, such as that of a closed terminal, nothing is shown.
+    A state is shown at once if a new stage begins, otherwise a few times a second, and the last one at the end. After
+    the first error of writing to the display, such as that of a closed terminal, nothing is shown.
     """
+    noticed, shown_stage, shown_s, is_broken = set[str](), ("", "", ""), float("-inf"), False
+    pending: tuple[str, float | None] | None = None
 
-    def __init__(self, display: TerminalDisplay | NotebookDisplay) -> None:
-        self._display: TerminalDisplay | NotebookDisplay | None = display
-        self._noticed: set[str] = set()
-        self._stage = ("", "", "")
-        self._shown_s = float("-inf")
-        self._pending = ""
-        self._share: float | None = None
+    def write(draw: Callable[..., None], *given: Any) -> None:
+        nonlocal is_broken
+        if not is_broken:
+            try:
+                draw(*given)
+            except (OSError, ValueError):
+                is_broken = True
 
-    def show(self, progress: Progress) -> None:
-        """Show a state: at once if a new stage begins, otherwise a few times a second."""
+    def flush() -> None:
+        nonlocal pending
+        if pending is not None:
+            line, pending = pending, None
+            write(display.show, *line)
+
+    def show(progress: Progress) -> None:
+        nonlocal shown_stage, shown_s, pending
         for notice in progress.notices:
-            if notice not in self._noticed:
-                self._noticed.add(notice)
-                self._write(methodcaller("notice", notice))
+            if notice not in noticed:
+                noticed.add(notice)
+                write(display.notice, notice)
         head, problem = "", progress.problem
         if problem is not None and progress.gates:  # the kernel, and the place of its session with its sizes
             places = "".join(f" {place.of} {place.number}/{place.count}," for place in progress.path)
             head = f"{problem.kernel}{places} {sizes_text(problem.sizes)}: " if places else f"{problem.kernel}: "
-        now_s, stage = time.monotonic(), (head, progress.phase, progress.waiting)
-        self._pending = f"{head}{short_line(progress)}"
         target, shares = trial_target(progress), list[float]()
         if target:
             shares.append(trial_count(progress) / target)
         if progress.budget_s:
             shares.append(progress.elapsed_s / progress.budget_s)
-        self._share = max(shares, default=None)
-        if stage != self._stage or now_s - self._shown_s >= _MIN_INTERVAL_S:
-            self._stage, self._shown_s = stage, now_s
-            self._flush()
+        pending = f"{head}{short_line(progress)}", max(shares, default=None)
+        now_s, stage = time.monotonic(), (head, progress.phase, progress.waiting)
+        if stage != shown_stage or now_s - shown_s >= _MIN_INTERVAL_S:
+            shown_stage, shown_s = stage, now_s
+            flush()
 
-    def close(self) -> None:
-        """Show the last state, and leave it."""
-        self._flush()
-        self._write(methodcaller("close"))
-
-    def _flush(self) -> None:
-        if self._pending:
-            line, self._pending = self._pending, ""
-            self._write(methodcaller("show", line, self._share))
-
-    def _write(self, write: Callable[[TerminalDisplay | NotebookDisplay], None]) -> None:
-        if self._display is not None:
-            try:
-                write(self._display)
-            except (OSError, ValueError):
-                self._display = None
+    try:
+        yield show
+    finally:
+        flush()
+        write(display.close)
 
 
 def default_display() -> TerminalDisplay | NotebookDisplay | None:
@@ -176,11 +173,8 @@ def observing(progress: bool | Observer) -> Iterator[Observer]:
     if display is None:
         yield lambda _: None
         return
-    line = ProgressLine(display)
-    try:
-        yield line.show
-    finally:
-        line.close()
+    with progress_line(display) as show:
+        yield show
 
 
 def plain_line(progress: Progress) -> str:

@@ -155,50 +155,39 @@ class StudyList(Result):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TunedFamily:
-    """A family of problems that has been tuned."""
-
-    stored: StoredRule
-    in_force: bool | None
-    """Whether the rule is served: it is for the current version of the kernel, and was not found to be no better than
-    serving without it (`FamilyRule.judgement`). None if no kernel of its name is found."""
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class FamilyList(Result):
     """Tuned families of a database, the newest first; ``location`` is its path or URL."""
 
-    families: tuple[TunedFamily, ...]
+    families: tuple[tuple[StoredRule, bool | None], ...]
+    """Rules, each with whether it is served: it is for the current version of the kernel, and was not found to be no
+    better than serving without it (`FamilyRule.judgement`). None if no kernel of its name is found."""
     location: str
 
     def _headline(self) -> str:
-        keys = (family.stored.key for family in self.families)
+        keys = (stored.key for stored, _ in self.families)
         return f"{counted_text(keys, 'family', 'families')} in {self.location}"
 
     def _parts(self) -> Iterator[Part]:
         if not self.families:
             yield f"no family is tuned yet in {self.location}; `autotile tune KERNEL SIZE=A..B` tunes one"
-        for family in self.families:
-            stored, key = family.stored, family.stored.key
-            hot = L2_TEXTS[key.l2_mode]
-            learned = f"{moment_text(stored.learned_at)}, from {plural(len(stored.rule.points), 'point')}"
-            in_force = _IN_FORCE[family.in_force] if stored.rule.in_force else f"no: {stored.rule.verdict}"
+        for stored, in_force in self.families:
+            rule, key = stored.rule, stored.key
             facts: Facts = [
-                ("family", f"{key.kernel} {stored.rule.family} {key.dtype}{hot}"),
+                ("family", f"{key.kernel} {rule.family} {key.dtype}{L2_TEXTS[key.l2_mode]}"),
                 ("device", key.device_label),
-                ("loss", stored.rule.loss_text()),
-                ("learned", learned),
-                ("in force", in_force),
+                ("loss", rule.loss_text()),
+                ("learned", f"{moment_text(stored.learned_at)}, from {plural(len(rule.points), 'point')}"),
+                ("in force", _IN_FORCE[in_force] if rule.in_force else f"no: {rule.verdict}"),
             ]
             yield facts
-            yield stored.rule.facts()
+            yield rule.facts()
 
     def to_json(self) -> Any:
         """Return one entry for each family."""
         documents = []
-        for family in self.families:
-            key, rule = family.stored.key, family.stored.rule
+        for stored, in_force in self.families:
+            key, rule = stored.key, stored.rule
             documents.append(
                 {
                     "kernel": key.kernel,
@@ -207,8 +196,8 @@ class FamilyList(Result):
                     "device": {"name": key.gpu_name, "source": key.source},
                     "nvrtc_version": key.nvrtc_version,
                     "l2": key.l2_mode,
-                    "learned_at": family.stored.learned_at,
-                    "in_force": family.in_force,
+                    "learned_at": stored.learned_at,
+                    "in_force": in_force,
                     "judgement": rule.judgement,
                     "loss": {"mean": rule.mean_loss, "worst": rule.worst.loss},
                     "held_out_loss": rule.mean_held_out,
@@ -223,7 +212,7 @@ _IN_FORCE = {True: "yes", False: "no: the kernel has changed since", None: "not 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordingList(Result):
-    """Installed recordings, by folder and name; a damaged one has no header."""
+    """Installed recordings, by folder and name, each with its header; a damaged one with its problem instead."""
 
     recordings: tuple[RecordingFile, ...]
 
@@ -237,15 +226,15 @@ class RecordingList(Result):
         headings = (*STUDY_HEADINGS, f"{RIGHT}valid", "recorded", "made", "file")
         rows = [
             (
-                *study_columns(found.header.key),
-                f"{found.header.valid_configs:,}",
-                found.header.chosen,
-                moment_text(found.header.created_at),
-                str(found.path),
+                *study_columns(header.key),
+                f"{header.valid_configs:,}",
+                header.chosen,
+                moment_text(header.created_at),
+                str(path),
             )
-            if found.header is not None
-            else ("damaged", *[NOTHING] * 5, found.problem)
-            for found in self.recordings
+            if not isinstance(header, str)
+            else ("damaged", *[NOTHING] * 5, header)
+            for path, header in self.recordings
         ]
         yield ResultTable(headings, rows, ("file", "made", "device"))
 
@@ -254,15 +243,15 @@ class RecordingList(Result):
         return to_document(
             [
                 {
-                    **study_document(found.header.key),
-                    "valid": found.header.valid_configs,
-                    "recorded": found.header.chosen,
-                    "created_at": found.header.created_at,
-                    "file": found.path,
+                    **study_document(header.key),
+                    "valid": header.valid_configs,
+                    "recorded": header.chosen,
+                    "created_at": header.created_at,
+                    "file": path,
                 }
-                if found.header is not None
-                else {"file": found.path, "problem": found.problem}
-                for found in self.recordings
+                if not isinstance(header, str)
+                else {"file": path, "problem": header}
+                for path, header in self.recordings
             ]
         )
 
@@ -669,7 +658,7 @@ def list(
             raise InputError("--recordings are files, which are in no database; leave --db out")
         found = list_recordings(read_settings().recording_folders)
         name = None if kernel is None else load_kernel(kernel).name
-        own = (one for one in found if one.header is not None and one.header.key.kernel == name)
+        own = (one for one in found if not isinstance(one[1], str) and one[1].key.kernel == name)
         return RecordingList(tuple(found if name is None else own))
     with open_for_reading(database) as opened:
         if opened is None:
@@ -686,7 +675,7 @@ def list(
                 with suppress(InputError):  # there may be no kernel of its name any more
                     current = load_named_kernel(stored.key.kernel)
                     in_force = stored.key.version == version_of(current) and stored.rule.in_force
-                tuned.append(TunedFamily(stored, in_force))
+                tuned.append((stored, in_force))
             return FamilyList(tuple(tuned), opened.location)
         return StudyList(tuple(rows_of_kernel(opened.studies, kernel)), opened.location, named)
 

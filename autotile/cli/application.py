@@ -29,12 +29,11 @@ from autotile.cli.output import (
     NOTHING_FOUND,
     UNEXPECTED,
     CommandInterruptedError,
-    UnwrittenAnswerError,
-    discard_output,
     help_without_command,
     replace_closed_streams,
     show_error,
     show_warning,
+    unwritten,
 )
 from autotile.database.paths import has_password, masked_message
 from autotile.errors import AutotileError, DataWarning, InputError, ProblemError, RescuedRunError
@@ -145,10 +144,6 @@ class CommandLine(TyperGroup):
         as_json = "--json" in words
         try:
             code = self._run(words, as_json, {**settings, "standalone_mode": False})
-        except UnwrittenAnswerError as error:
-            discard_output(sys.stdout)  # Python would write it again at exit
-            show_error(str(error), type(error).__name__, as_json=False)
-            code = NOTHING_FOUND
         except SystemExit as left:
             if not isinstance(left.__context__, BrokenPipeError):
                 raise
@@ -171,8 +166,6 @@ class CommandLine(TyperGroup):
                 is_optional = command is not None and command.forms.get("replay", "").startswith("[")
                 given = fill_in_replay(words) if is_optional else words  # a bare --replay has a value of its own
                 return super().main(given, **settings)
-        except UnwrittenAnswerError:
-            raise
         except typer.TyperException as error:
             text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
             text = re.sub(r", unable to parse string as .*", "", text.replace(": Input should be ", ": expected "))
@@ -195,7 +188,7 @@ class CommandLine(TyperGroup):
             if isinstance(error, OSError):
                 *_, (frame, _) = traceback.walk_tb(error.__traceback__)
                 if frame.f_globals["__name__"].split(".")[0] in ("rich", "typer"):  # they write nothing but the help
-                    raise UnwrittenAnswerError(f"{error.strerror}: the help cannot be written") from None
+                    return unwritten(f"{error.strerror}: the help cannot be written")
                 if error.filename is not None:
                     show_error(f"{error.filename}: {error.strerror}", kind, as_json=as_json)
                     return NOTHING_FOUND

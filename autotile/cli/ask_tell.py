@@ -55,16 +55,31 @@ def drive(tune: Callable[..., Any], places: Sequence[Any], arguments: Mapping[st
 
 def serve(session: TuningSession) -> None:
     """Answer each line of standard input by one line on standard output, until the input ends."""
+    from autotile.api.tuning import MAX_ASKED
+    from autotile.tuning.result import trial_entry
+
+    best = session.best
+    ready = {
+        "format": _FORMAT,
+        **session.problem.document(),
+        "device": session.device.identity,
+        "parameters": {name: list(values) for name, values in session.parameters.items()},
+        "default": dict(session.default),
+        "space": {"combinations": session.combinations, "valid": session.valid},
+        "trials": len(session.trials),
+        "best": trial_entry(best) if best is not None else None,
+        "notices": list(session.notices),
+    }
     try:
-        _write({"ready": _ready(session)})
+        _write({"ready": ready})
         for line in _lines(sys.stdin.buffer):
-            named: dict[str, Any] = {}
+            answer: dict[str, Any] = {}
             try:
                 if line is None:
                     raise DataError(f"the line has more than {MAX_LINE_BYTES} bytes; send fewer configurations in one")
                 sent = decode_json(line, dict[str, Any])
                 if isinstance(identity := sent.get("id"), int | str):
-                    named["id"] = identity
+                    answer["id"] = identity
                 request = convert(sent, AskTellLine)
                 values = {name: getattr(request, name) for name in _REQUESTS}
                 given = [name for name, value in values.items() if value is not None and value is not False]
@@ -73,13 +88,23 @@ def serve(session: TuningSession) -> None:
                     raise DataError(f"expected one of {', '.join(_REQUESTS)} in a line, got {got}")
                 if request.finish:
                     return
-                answer = _answer(session, request)
+                if request.ask is not None:
+                    answer["asked"] = [dict(config) for config in session.ask(request.ask)]
+                elif (configs := request.evaluate) is not None:
+                    if len(configs) > MAX_ASKED:
+                        raise InputError(f"{len(configs)} configurations in a line, at most {MAX_ASKED} are accepted")
+                    answer["trials"] = [trial_entry(trial) for trial in session.evaluate(configs)]
+                else:
+                    told = request.tell or []
+                    for one in told:
+                        session.tell(one.config, one.time_us)
+                    answer["told"] = len(told)
             except AutotileError as error:
-                answer = {"error": {"kind": type(error).__name__, "message": str(error)}}
+                answer["error"] = {"kind": type(error).__name__, "message": str(error)}
                 if isinstance(error, WorkerError):  # the device is at fault
-                    _write({**named, **answer})
+                    _write(answer)
                     raise
-            _write({**named, **answer})
+            _write(answer)
     except BrokenPipeError:
         notice("the program that reads the answers has ended; the result is stored")
 
@@ -93,38 +118,6 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes | None]:
             yield None
         elif line.strip():
             yield line
-
-
-def _answer(session: TuningSession, request: AskTellLine) -> dict[str, Any]:
-    from autotile.api.tuning import MAX_ASKED
-    from autotile.tuning.result import trial_entry
-
-    if request.ask is not None:
-        return {"asked": [dict(config) for config in session.ask(request.ask)]}
-    if request.evaluate is not None:
-        if len(request.evaluate) > MAX_ASKED:
-            raise InputError(f"{len(request.evaluate)} configurations in a line, at most {MAX_ASKED} are accepted")
-        return {"trials": [trial_entry(trial) for trial in session.evaluate(request.evaluate)]}
-    for one in request.tell or ():
-        session.tell(one.config, one.time_us)
-    return {"told": len(request.tell or ())}
-
-
-def _ready(session: TuningSession) -> dict[str, Any]:
-    from autotile.tuning.result import trial_entry
-
-    best = session.best
-    return {
-        "format": _FORMAT,
-        **session.problem.document(),
-        "device": session.device.identity,
-        "parameters": {name: list(values) for name, values in session.parameters.items()},
-        "default": dict(session.default),
-        "space": {"combinations": session.combinations, "valid": session.valid},
-        "trials": len(session.trials),
-        "best": trial_entry(best) if best is not None else None,
-        "notices": list(session.notices),
-    }
 
 
 def _write(answer: Mapping[str, Any]) -> None:

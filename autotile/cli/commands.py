@@ -157,9 +157,9 @@ def _session(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
 def _compilation(given: Mapping[str, Any], stack: ExitStack) -> Mapping[str, Any]:
     if not given.keys() & {"compile", "sample"}:
         return {}
-    from autotile.cli.progress import CountProgress
+    from autotile.cli.progress import count_progress
 
-    return {"observe": stack.enter_context(CountProgress(error_console()))}
+    return {"observe": stack.enter_context(count_progress(error_console()))}
 
 
 _DB = "api.databases.db_"

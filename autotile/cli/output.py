@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -14,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import typer
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.table import Table
@@ -48,12 +47,8 @@ class CommandInterruptedError(AutotileError):
     """Ctrl-C ended a command before it had a result; the message states what is kept."""
 
 
-class UnwrittenAnswerError(AutotileError):
-    """Standard output cannot be written: it is a file on a full disk, for example."""
-
-
 def _answer(write: Callable[[], object]) -> bool:
-    """Call a function that writes to standard output; an `UnwrittenAnswerError` if it cannot be written.
+    """Call a function that writes to standard output; end the process if that is a file on a full disk, for example.
 
     A closed pipe is none: who reads the answer, such as ``head``, has seen enough. False is returned then, and whatever
     else is written is discarded.
@@ -65,9 +60,15 @@ def _answer(write: Callable[[], object]) -> bool:
         discard_output(sys.stdout)  # Python would write it again at exit
         return False
     except OSError as error:
-        message = f"{error.strerror}: the answer cannot be written; what was stored is kept"
-        raise UnwrittenAnswerError(message) from None
+        sys.exit(unwritten(f"{error.strerror}: the answer cannot be written; what was stored is kept"))
     return True
+
+
+def unwritten(message: str) -> int:
+    """Say on standard error why standard output cannot be written; return the exit code."""
+    discard_output(sys.stdout)  # Python would write it again at exit
+    show_error(message, "", as_json=False)
+    return NOTHING_FOUND
 
 
 def show(result: Result, *, as_json: bool) -> None:
@@ -75,7 +76,8 @@ def show(result: Result, *, as_json: bool) -> None:
     if as_json:
         print_json(result.to_json())
         return
-    rendered, screen = render(result), console(sys.stdout)
+    screen = console(sys.stdout)
+    rendered = render(result, screen)
     screen.on_broken_pipe = partial(discard_output, sys.stdout)  # type: ignore[method-assign]  # Rich would exit
     _answer(lambda: print_trimmed(screen, rendered))
 
@@ -286,8 +288,8 @@ def table(*headings: str, wrap: bool = True) -> Table:
     return empty
 
 
-def render(result: Result) -> RenderableType:
-    """Render the heading and the parts of a result."""
+def render(result: Result, console: Console) -> RenderableType:
+    """Render the heading and the parts of a result, as wide as a console."""
     parts: list[RenderableType] = []
     for part in result._parts():
         if isinstance(part, str):
@@ -295,12 +297,13 @@ def render(result: Result) -> RenderableType:
         elif isinstance(part, list):
             shown = facts((label, text if isinstance(text, str) else lines(text)) for label, text in part)
         else:
-            shown = Listing(part.headings, part.rows, part.movable)
             if part.is_wrapped:
                 shown = table(*part.headings)
                 for index, row in enumerate(part.rows):
                     cells = (shown_text(cell, lines=True) for cell in row)
                     shown.add_row(*cells, style=(part.styles[index] or None) if part.styles else None)
+            else:
+                shown = listing(console, part.headings, part.rows, part.movable)
             if part.caption:
                 shown = Group(Text(shown_text(part.caption)), shown)
         parts.append(Padding(shown, (1, 0, 0, 0), expand=False) if parts else shown)
@@ -330,37 +333,31 @@ _HEADING_LINES = 2
 _INDENT = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Table that wraps no text: columns that do not fit move to lines of their own under each row.
+def listing(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], movable: Sequence[str] = ()
+) -> RenderableType:
+    """Return a table that wraps no text: columns that do not fit move to lines of their own under each row.
 
     The ``movable`` ones move first, in this order, then the others from the right; the first column never moves.
     """
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    movable: Sequence[str] = ()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render as many columns side by side as fit, and the others under each row."""
-        names, rows = list(map(plain_heading, self.headings)), [tuple(map(shown_text, row)) for row in self.rows]
-        widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
-        kept = list(range(len(widths)))
-        first = [names.index(name) for name in self.movable if name in names]
-        for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
-            if sum(widths[column] for column in kept) + COLUMN_GAP * (len(kept) - 1) <= options.max_width:
-                break
-            kept.remove(index)
-        filled = table(*(self.headings[index] for index in kept), wrap=False)
-        for row in rows:
-            filled.add_row(*(row[index] for index in kept))
-        lines = console.render_lines(filled, options, pad=False)
-        moved = [index for index in range(len(names)) if index not in kept]
-        label_width = max((len(names[index]) for index in moved), default=0)
-        for head in lines[:_HEADING_LINES]:
-            yield from (*head, Segment.line())
-        for line, row in zip(lines[_HEADING_LINES:], rows, strict=True):
-            yield from (*line, Segment.line())
-            details = [(names[index], row[index]) for index in moved if row[index] not in ("", NOTHING)]
-            if details:
-                yield Padding(facts(details, min_label_width=label_width), (0, 0, 0, _INDENT), expand=False)
+    names, shown = list(map(plain_heading, headings)), [tuple(map(shown_text, row)) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(names, *shown, strict=True)]
+    kept = list(range(len(widths)))
+    first = [names.index(name) for name in movable if name in names]
+    for index in first + [index for index in reversed(range(1, len(names))) if index not in first]:
+        if sum(widths[column] for column in kept) + COLUMN_GAP * (len(kept) - 1) <= console.width:
+            break
+        kept.remove(index)
+    filled = table(*(headings[index] for index in kept), wrap=False)
+    for row in shown:
+        filled.add_row(*(row[index] for index in kept))
+    moved = [index for index in range(len(names)) if index not in kept]
+    label_width = max((len(names[index]) for index in moved), default=0)
+    parts: list[RenderableType] = []
+    lines = console.render_lines(filled, pad=False)
+    for number, line in enumerate(lines, start=-_HEADING_LINES):
+        parts.append(Segments([*line, Segment.line()]))
+        details = [(names[index], shown[number][index]) for index in moved] if number >= 0 else []
+        if details := [(name, text) for name, text in details if text not in ("", NOTHING)]:
+            parts.append(Padding(facts(details, min_label_width=label_width), (0, 0, 0, _INDENT), expand=False))
+    return Group(*parts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
@@ -23,40 +24,25 @@ if TYPE_CHECKING:
 _PLAIN_INTERVAL_S = 15.0
 _REFRESHES_PER_S = 4
 _BAR_WIDTH = 24
+_BEFORE = "enumerating the search space"
+"""Picture before the first state."""
 
 
-class _LivePicture:
-    """A picture that is redrawn on a terminal within its context; elsewhere nothing is drawn by itself."""
-
-    def __init__(self, console: Console, picture: Callable[[], RenderableType]) -> None:
-        self._console, self._live = console, None
-        if console.is_terminal:
-            self._live = Live(
-                console=console,
-                get_renderable=picture,
-                refresh_per_second=_REFRESHES_PER_S,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-
-    def remark(self, text: str) -> None:
-        """Print a remark above the picture, unless it is empty."""
-        if text:
-            shown = Text(shown_text(text, lines=True), style="dim")
-            self._console.print(shown, soft_wrap=not self._console.is_terminal)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+def _live(console: Console, picture: Callable[[], RenderableType]) -> Live | nullcontext[None]:
+    """Return the context in which a picture is redrawn on a terminal; elsewhere nothing is drawn by itself."""
+    if not console.is_terminal:
+        return nullcontext()
+    return Live(
+        console=console,
+        get_renderable=picture,
+        refresh_per_second=_REFRESHES_PER_S,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
 
-class TuneProgress(_LivePicture):
+class TuneProgress:
     """Observer of sessions; a context manager, which shows them.
 
     A session in a schedule gets a heading. Of sessions on several GPUs at the same time, the picture is of the one that
@@ -64,8 +50,8 @@ class TuneProgress(_LivePicture):
     line is printed as a phase or a wait begins, as a problem of a plan ends, and every 15 seconds.
     """
 
-    def __init__(self, console: Console, before: str = "enumerating the search space") -> None:
-        self._before = before
+    def __init__(self, console: Console, before: str = _BEFORE) -> None:
+        self._console, self._before = console, before
         self._latest: Progress | None = None
         self._running: dict[int, Progress] = {}
         """States of the problems of a plan that are tuned, by their numbers."""
@@ -75,7 +61,20 @@ class TuneProgress(_LivePicture):
         self._received_s = self._begun_s = time.monotonic()
         self._printed_s = float("-inf")
         self._phase = ("", "")
-        super().__init__(console, self._picture)  # which draws the first one
+        self._live = _live(console, self._picture)  # which draws the first one
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def remark(self, text: str) -> None:
+        """Print a remark above the picture, unless it is empty."""
+        if text:
+            shown = Text(shown_text(text, lines=True), style="dim")
+            self._console.print(shown, soft_wrap=not self._console.is_terminal)
 
     def __call__(self, progress: Progress) -> None:
         """Show a state, of the first session with its notices."""
@@ -95,7 +94,7 @@ class TuneProgress(_LivePicture):
         self._latest, self._received_s = progress, time.monotonic()
         phase = progress.phase, progress.waiting
         is_due = phase != self._phase or self._received_s - self._printed_s >= _PLAIN_INTERVAL_S
-        if self._live is None and is_due:
+        if is_due and not self._console.is_terminal:
             self._phase, self._printed_s = phase, self._received_s
             self._print(plain_line(progress))
 
@@ -110,9 +109,8 @@ class TuneProgress(_LivePicture):
             return
         self._running[place.number] = progress
         is_news = progress.waiting not in {"", waited}
-        if self._live is None and (
-            is_news or self._received_s - max(self._printed_s, self._begun_s) > _PLAIN_INTERVAL_S
-        ):
+        is_due = self._received_s - max(self._printed_s, self._begun_s) > _PLAIN_INTERVAL_S
+        if (is_news or is_due) and not self._console.is_terminal:
             self._printed_s = self._received_s
             for one in list(self._running.values()):
                 self._print(_problem_line(one))
@@ -166,38 +164,37 @@ def _problem_line(progress: Progress) -> str:
     return f"{progress.problem}: {progress.phase}, {tried}{target} trials{best}{waiting}"
 
 
-class CountProgress(_LivePicture):
-    """Observer of compilations; a context manager, which shows their number with the time that is left."""
+@contextmanager
+def count_progress(console: Console) -> Iterator[Callable[[SurveyProgress], None]]:
+    """Provide an observer of compilations, and show their number with the time that is left meanwhile."""
+    pace = Pace()
+    latest: SurveyProgress | None = None
+    received_s = printed_s = time.monotonic()
 
-    def __init__(self, console: Console) -> None:
-        self._pace = Pace()
-        self._latest: SurveyProgress | None = None
-        self._received_s = self._printed_s = time.monotonic()
-        super().__init__(console, self._picture)
-
-    def __call__(self, state: SurveyProgress) -> None:
-        """Show a state."""
-        before = self._latest.done if self._latest is not None else 0
-        self._pace.add(state.elapsed_s, state.done - before)
-        self._latest, self._received_s = state, time.monotonic()
-        if self._live is None and self._received_s - self._printed_s >= _PLAIN_INTERVAL_S:
-            self._printed_s = self._received_s
-            self._console.print(", ".join(self._texts(state, 0.0)), soft_wrap=True)
-
-    def _texts(self, state: SurveyProgress, since_s: float) -> list[str]:
-        texts = [f"compiling {state.done:,}/{state.planned:,}"]
+    def texts(state: SurveyProgress, since_s: float) -> list[str]:
+        found = [f"compiling {state.done:,}/{state.planned:,}"]
         if state.failed:
-            texts.append(f"{state.failed:,} cannot be launched")
-        texts.append(f"{duration_text(state.elapsed_s + since_s)} elapsed")
-        if (each_s := self._pace.mean_s) is not None and state.done < state.planned:
-            texts.append(f"about {duration_text(max(0.0, each_s * (state.planned - state.done) - since_s))} left")
-        return texts
+            found.append(f"{state.failed:,} cannot be launched")
+        found.append(f"{duration_text(state.elapsed_s + since_s)} elapsed")
+        if (each_s := pace.mean_s) is not None and state.done < state.planned:
+            found.append(f"about {duration_text(max(0.0, each_s * (state.planned - state.done) - since_s))} left")
+        return found
 
-    def _picture(self) -> RenderableType:
-        state = self._latest
-        if state is None:
-            return Text("enumerating the search space")
-        return _bar_line(state.done, max(1, state.planned), *self._texts(state, time.monotonic() - self._received_s))
+    def show(state: SurveyProgress) -> None:
+        nonlocal latest, received_s, printed_s
+        pace.add(state.elapsed_s, state.done - (latest.done if latest is not None else 0))
+        latest, received_s = state, time.monotonic()
+        if not console.is_terminal and received_s - printed_s >= _PLAIN_INTERVAL_S:
+            printed_s = received_s
+            console.print(", ".join(texts(state, 0.0)), soft_wrap=True)
+
+    def picture() -> RenderableType:
+        if (state := latest) is None:
+            return Text(_BEFORE)
+        return _bar_line(state.done, max(1, state.planned), *texts(state, time.monotonic() - received_s))
+
+    with _live(console, picture):
+        yield show
 
 
 def completion(progress: Progress, since_s: float) -> tuple[float, float | None]:

@@ -25,26 +25,20 @@ Kind = Literal["whole", "real", "flag", "text", "moment", "reals"]
 _MAX_WHOLE = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TypedColumn:
-    """A column of a table."""
+TypedColumn = tuple[str, Kind, Sequence[Any]]
+"""Heading of a column, with the unit at its end, such as ``time_us``; its type; and a value for each row, None where it
+is missing."""
 
-    name: str
-    """Heading, with the unit at its end: ``time_us``."""
-    kind: Kind
-    values: Sequence[Any]
-    """One for each row; None where it is missing."""
 
-    @classmethod
-    def of_values(cls, name: str, values: Sequence[Any]) -> TypedColumn:
-        """Return a column with the narrowest type that holds all values; text if their types differ."""
-        kinds = {_kind(value) for value in values if value is not None}
-        if kinds == {"whole", "real"}:
-            kinds = {"real"}
-        if len(kinds) == 1:
-            return cls(name, kinds.pop(), values)
-        texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
-        return cls(name, "text", [None if value is None else text for value, text in zip(values, texts, strict=True)])
+def narrowest_column(name: str, values: Sequence[Any]) -> TypedColumn:
+    """Return a column with the narrowest type that holds all values; text if their types differ."""
+    kinds = {_kind(value) for value in values if value is not None}
+    if kinds == {"whole", "real"}:
+        kinds = {"real"}
+    if len(kinds) == 1:
+        return name, kinds.pop(), values
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    return name, "text", [None if value is None else text for value, text in zip(values, texts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +48,7 @@ class ColumnTable:
     columns: tuple[TypedColumn, ...]
 
     def __len__(self) -> int:
-        return len(self.columns[0].values) if self.columns else 0
+        return len(self.columns[0][2]) if self.columns else 0
 
     def write_csv(self, stream: TextIO) -> None:
         """Write the table as CSV, which a spreadsheet shows and does not execute.
@@ -64,13 +58,11 @@ class ColumnTable:
         OWASP recommends, and characters that are not printable are escaped.
         """
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(_inert(column.name) for column in self.columns)
+        writer.writerow(_inert(name) for name, _, _ in self.columns)
         # A missing value, None, is written as an empty cell.
         cells = [
-            [None if value is None else _CELL_OF[column.kind](value) for value in column.values]
-            if column.kind in _CELL_OF
-            else column.values
-            for column in self.columns
+            [None if value is None else _CELL_OF[kind](value) for value in values] if kind in _CELL_OF else values
+            for _, kind, values in self.columns
         ]
         writer.writerows(zip(*cells, strict=True))
 
@@ -89,11 +81,10 @@ class ColumnTable:
         types = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_(), "text": pa.string()}
         types |= {"moment": pa.timestamp("us", tz="UTC"), "reals": pa.list_(pa.float64())}
         arrays = {
-            column.name: pa.array(
-                [None if v is None else storable(v) for v in column.values] if column.kind == "text" else column.values,
-                types[column.kind],
+            name: pa.array(
+                [None if v is None else storable(v) for v in values] if kind == "text" else values, types[kind]
             )
-            for column in self.columns
+            for name, kind, values in self.columns
         }
         parquet.write_table(pa.table(arrays), stream)
 
@@ -110,8 +101,7 @@ class ColumnTable:
             ) from None
         types = {"whole": "Int64", "real": "float64", "flag": "boolean", "text": "string"}
         types |= {"moment": "datetime64[us, UTC]", "reals": "object"}
-        series = {c.name: pd.Series(list(c.values), dtype=types[c.kind]) for c in self.columns}
-        return pd.DataFrame(series)
+        return pd.DataFrame({name: pd.Series([*found], dtype=types[kind]) for name, kind, found in self.columns})
 
 
 _STAGES = ("compile", "load", "verify", "measure")
@@ -175,26 +165,23 @@ def trial_table(trials: Iterable[tuple[TuningKey, StoredTrial]]) -> ColumnTable:
             shown = methodcaller("get", inner) if attribute == "limits" else itemgetter(int(inner))
         if shown is not None:
             values = [None if value is None else shown(value) for value in values]
-        return TypedColumn(name, kind, values)
+        return name, kind, values
 
     def mapped(prefix: str, found: Sequence[Mapping[str, Any]], *, ordered: bool = False) -> list[TypedColumn]:
         """Return a column for each name of a mapping; the prefix keeps its names apart from all others."""
         names: Iterable[str] = dict.fromkeys(name for values in found for name in values)
         return [
-            TypedColumn.of_values(f"{prefix}{name}", [values.get(name) for values in found])
+            narrowest_column(f"{prefix}{name}", [values.get(name) for values in found])
             for name in (sorted(names) if ordered else names)
         ]
 
     further = sorted({name for trial in found for name in trial.seconds} - {*_STAGES})
-    columns = [
+    columns: list[TypedColumn] = [
         *(column(part, kind, entry) for part, kind, names in _IDENTITY for entry in names.split()),
         *mapped("size.", [key.sizes for key, _ in rows]),
         *mapped("param.", [trial.config for trial in found]),
         *(column(part, kind, entry) for part, kind, names in _RESULT for entry in names.split()),
-        *(
-            TypedColumn(f"stage.{name}_s", "real", [trial.seconds.get(name) for trial in found])
-            for name in (*_STAGES, *further)
-        ),
+        *((f"stage.{name}_s", "real", [trial.seconds.get(name) for trial in found]) for name in (*_STAGES, *further)),
         *mapped("telemetry.", [trial.telemetry for trial in found], ordered=True),
     ]
     return ColumnTable(tuple(columns))

@@ -401,34 +401,28 @@ def _inconsistency(recording: Recording) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingFile:
-    """Path and header of a recording."""
-
-    path: Path
-    header: RecordingHeader | None
-    problem: str = ""
-    """Why the header could not be read; empty if it was read."""
+RecordingFile = tuple[Path, RecordingHeader | str]
+"""Path of a recording, with its header, or why that cannot be read."""
 
 
 def list_recordings(folders: Sequence[Path]) -> list[RecordingFile]:
     """Return the recordings in folders, ordered by folder and name; damaged ones are listed with their problem."""
-    found = []
+    found: list[RecordingFile] = []
     for path in (path for folder in folders for path in sorted(folder.glob("*.npz"))):
         try:
-            found.append(RecordingFile(path, read_recording_header(path)))
+            found.append((path, read_recording_header(path)))
         except RecordingError as error:
-            found.append(RecordingFile(path, None, str(error)))
+            found.append((path, str(error)))
     return found
 
 
-def find_recording(folders: Sequence[Path], kernel: str, sizes: Mapping[str, int], dtype: str) -> RecordingFile | None:
-    """Return the newest recording of a problem; None if there is none."""
+def find_recording(folders: Sequence[Path], kernel: str, sizes: Mapping[str, int], dtype: str) -> Path | None:
+    """Return the path of the newest recording of a problem; None if there is none."""
     wanted = Problem(kernel, dict(sizes), dtype)
     matching = [
-        (found.header.created_at, number, found)
-        for number, found in enumerate(list_recordings(folders))
-        if found.header is not None and found.header.problem == wanted
+        (header.created_at, number, path)
+        for number, (path, header) in enumerate(list_recordings(folders))
+        if not isinstance(header, str) and header.problem == wanted
     ]
     return max(matching)[-1] if matching else None
 

@@ -8,7 +8,7 @@ before tuning anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from glob import escape
 from pathlib import Path
@@ -87,12 +87,8 @@ def shipped_model(operation: str, dtype: str, device: DeviceProperties) -> Opera
         if paths:
             from autotile.families.operation_model import OperationModel
 
-            try:
+            with _reading(paths[0], "model", "a model"):
                 return OperationModel.from_json(decode_json(read_regular(paths[0], _MAX_BYTES), dict))
-            except OSError as error:
-                raise InputError(f"cannot read the model in {paths[0]}: {error.strerror}") from None
-            except DataError as error:
-                raise _damaged(paths[0], "a model", error) from None
     return None
 
 
@@ -146,10 +142,8 @@ def read_winners(path: Path) -> list[Winner]:
     document = _read(path, "winners", WinnersFile)
     of_device = device_fields(document.device)
     entries = ({**one, "key": {**one, **of_device}, "device": None, "shipped": False} for one in document.winners)
-    try:
+    with _reading(path, "winners", "winners"):
         return [replace(convert(one, WinnerDocument).winner(), device=document.device) for one in entries]
-    except DataError as error:
-        raise _damaged(path, "winners", error) from None
 
 
 _known_winners = lru_cache(read_winners)
@@ -178,10 +172,8 @@ def write_winners(path: Path, winners: Iterable[Winner]) -> int:
 def read_rules(path: Path) -> tuple[StoredRule, ...]:
     """Read a file of rules, once a process; errors as `read_winners`."""
     document = _read(path, "rules", RulesFile)
-    try:
+    with _reading(path, "rules", "rules"):
         return tuple(entry.stored_rule() for entry in document.rules)
-    except DataError as error:
-        raise _damaged(path, "rules", error) from None
 
 
 def write_rules(path: Path, rules: Iterable[StoredRule]) -> int:
@@ -193,17 +185,20 @@ def write_rules(path: Path, rules: Iterable[StoredRule]) -> int:
 
 def _read(path: Path, content: str, schema: type[Schema]) -> Schema:
     """Read a JSON file of a known ``format``; ``content`` names what the file holds, for messages."""
-    try:
+    with _reading(path, content, content):
         text = read_regular(path, _MAX_BYTES)
         found = decode_json(text, Format).format
         if found == _FORMAT:
             return decode_json(text, schema)
-    except OSError as error:
-        raise InputError(f"cannot read the {content} in {path}: {error.strerror}") from None
-    except DataError as error:
-        raise _damaged(path, content, error) from None
     raise DataError(f"{path} has format {found!r:.40}, this version of autotile reads {_FORMAT}: upgrade autotile")
 
 
-def _damaged(path: Path, content: str, error: DataError) -> DataError:
-    return DataError(f"{path} is not a file of {content}: {error}; fetch it again or delete it")
+@contextmanager
+def _reading(path: Path, content: str, kind: str) -> Iterator[None]:
+    """Name the content of a file in the error that it cannot be read, and the kind of file in that it is damaged."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot read the {content} in {path}: {error.strerror}") from None
+    except DataError as error:
+        raise DataError(f"{path} is not a file of {kind}: {error}; fetch it again or delete it") from None

@@ -52,24 +52,21 @@ _PRECISIONS: Mapping[str, str] = {
 }
 
 
-class TunablePrecision(Tunable):
-    """An argument, an array or a NumPy scalar, whose element type is the value of a parameter; see `Tunable`.
+def TunablePrecision(
+    param_key: str | Callable[[Mapping[str, Any]], Any],
+    array: Any,
+    dtypes: Mapping[str, Any] | Sequence[str] | None = None,
+) -> Tunable:
+    """Return an array or a NumPy scalar as an argument whose element type is the value of a parameter; see `Tunable`.
 
     ``dtypes`` are types by the values of the parameter, or a list of names of types; None for ``half``, ``float`` and
     ``double``, and ``bfloat16`` if the package ml_dtypes is installed.
     """
-
-    def __init__(
-        self,
-        param_key: str | Callable[[Mapping[str, Any]], Any],
-        array: Any,
-        dtypes: Mapping[str, Any] | Sequence[str] | None = None,
-    ) -> None:
-        names = dtypes or ["half", "float", "double", *(["bfloat16"] if _bfloat16() is not None else [])]
-        chosen = dict(names) if isinstance(names, Mapping) else {name: _dtype(name) for name in names}
-        values = array if isinstance(array, np.generic) else np.asarray(array)
-        with np.errstate(over="ignore"):  # a value beyond a type's range is infinite in it
-            super().__init__(param_key, {name: values.astype(dtype) for name, dtype in chosen.items()})
+    names = dtypes or ["half", "float", "double", *(["bfloat16"] if _bfloat16() is not None else [])]
+    chosen = dict(names) if isinstance(names, Mapping) else {name: _dtype(name) for name in names}
+    values = array if isinstance(array, np.generic) else np.asarray(array)
+    with np.errstate(over="ignore"):  # a value beyond a type's range is infinite in it
+        return Tunable(param_key, {name: values.astype(dtype) for name, dtype in chosen.items()})
 
 
 def _bfloat16() -> Any:

@@ -30,7 +30,7 @@ from autotile.kernel.spec import Parameter
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
 from autotile.kernel_tuner.parameters import ParameterCodec, Params, parse_restrictions
-from autotile.kernel_tuner.strategies import Strategy, StrategyChoice, TuneRunner, choose_strategy, installed_module
+from autotile.kernel_tuner.strategies import Strategy, TuneRunner, choose_strategy, installed_module
 from autotile.kernel_tuner.translation import ScriptKernel, block_names, checked_device, host_array, run_once
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
@@ -172,10 +172,16 @@ def tune_kernel(
     size = list(problem_size) if isinstance(problem_size, tuple | list) else problem_size
     size = "callable" if callable(problem_size) else size
     header = {"kernel_name": kernel_name, "problem_size": size, "objective": names[0]}
+    file = CacheFile(cache, header, codec) if cache is not None else None
+    sampler, by, trials, budget_s = choose_strategy(strategy, strategy_options, len(codec), names)
     call = _TuneCall(
         codec=codec,
-        file=CacheFile(cache, header, codec) if cache is not None else None,
-        chosen=choose_strategy(strategy, strategy_options, len(codec), names),
+        file=file,
+        sampler=sampler,
+        strategy=by,
+        strategy_options=strategy_options or {},
+        trials=trials,
+        budget_s=budget_s,
         observation=Observation(observers),
         metrics=metrics,
         objectives=names,
@@ -187,19 +193,19 @@ def tune_kernel(
         verbose=verbose,
     )
     if simulation_mode:
-        if call.file is None or not call.file.entries:
+        if file is None or not file.entries:
             raise InputError("simulation_mode needs a cache with results; give cache, the name of its file")
-        env = call.simulate(kernel, call.file)
+        env = call.simulate(kernel, file)
         env["simulated_time"] = sum(map(_simulated_ms, call.results.values()))
     else:
         env, groups = {}, list(_groups(kernel, answer))
-        count, trials, budget_s = len(groups), call.chosen.trials, call.chosen.budget_s
+        count = len(groups)
         for number, (group, expected) in enumerate(groups):
             checked = _with_check(group, expected, verify if callable(verify) else None, call.observation)
             # The groups share the limits equally.
             part = None if trials is None else max(1, trials * (number + 1) // count - trials * number // count)
-            share = replace(call.chosen, trials=part, budget_s=None if budget_s is None else budget_s / count)
-            used, extra = replace(call, codec=checked.codec, chosen=share).tune(checked)
+            part_s = None if budget_s is None else budget_s / count
+            used, extra = replace(call, codec=checked.codec, trials=part, budget_s=part_s).tune(checked)
             env = {
                 "device_name": used.name,
                 "cuda_version": nvrtc_version(),
@@ -209,8 +215,8 @@ def tune_kernel(
                 "device_properties": used.to_json(),
                 **extra,
             }
-    if call.file is not None:
-        call.file.close()
+    if file is not None:
+        file.close()
     found = list(call.results.values())
     timed = [result for result in found if "__error__" not in result and all(name in result for name in names)]
     best: list[ConfigResult] = []
@@ -396,13 +402,17 @@ def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) 
 class _TuneCall:
     """State that the sessions of a call of `tune_kernel` share.
 
-    A strategy object follows the objectives. Results are by the keys of their configurations, in the order in which
-    they became known, and are appended to the file.
+    The search is a `StrategyChoice` with its options; a strategy object follows the objectives. Results are by the keys
+    of their configurations, in the order in which they became known, and are appended to the file.
     """
 
     codec: ParameterCodec
     file: CacheFile | None
-    chosen: StrategyChoice
+    sampler: str | None
+    strategy: Any
+    strategy_options: Mapping[str, Any]
+    trials: int | None
+    budget_s: float | None
     observation: Observation
     metrics: Mapping[str, Any] | None
     objectives: Sequence[str]
@@ -446,12 +456,11 @@ class _TuneCall:
                 f"note: the outputs of {described.name} are not verified, as no answer is given; pass answer, verify, "
                 "or verify='agreement', which compares configurations with each other"
             )
-        limit_s = self.chosen.budget_s
         options = TuneOptions(
-            sampler=self.chosen.sampler or "auto",
-            trials=self.chosen.trials,
-            budget_s=None if limit_s is None else _SEARCH_SHARE * limit_s,
-            spend=limit_s is not None,  # as Kernel Tuner does
+            sampler=self.sampler or "auto",
+            trials=self.trials,
+            budget_s=None if self.budget_s is None else _SEARCH_SHARE * self.budget_s,
+            spend=self.budget_s is not None,  # as Kernel Tuner does
             objectives=(TIME, ENERGY) if self.observation.needs_energy else (TIME,),
             seed=self.seed or 0,
             l2="hot",
@@ -466,7 +475,7 @@ class _TuneCall:
                 self._add(progress.last)
 
         with open_session(kernel, problem, read_settings(), options, observe) as session:
-            if self.chosen.sampler is not None:
+            if self.sampler is not None:
                 result = session.run()
             else:
                 session.begin()
@@ -524,7 +533,7 @@ class _TuneCall:
         if not entries:
             raise InputError(f"no result in {file.path} has listed values and meets the restrictions")
         env = {"device_name": file.device_name, "simulation": True}
-        if self.chosen.sampler is None:
+        if self.sampler is None:
             known = {codec.key(entry): entry for _, entry in entries}
             configs = [{name: entry[name] for name in codec.values} for _, entry in entries]
 
@@ -539,10 +548,10 @@ class _TuneCall:
         empty = np.empty((0, len(parameters)), np.uint16, order="F")
         space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
         by_row = {space.row_of(config): entry for config, entry in entries}
-        trials = min(self.chosen.trials or len(space), len(space))
-        sampler = resolve_sampler(self.chosen.sampler, space, None, trials)
+        trials = min(self.trials or len(space), len(space))
+        sampler = resolve_sampler(self.sampler, space, None, trials)
         search = Search(space, sampler, self.seed or 0, trials=trials)
-        started, limit_s, simulated_ms = time.perf_counter(), self.chosen.budget_s, 0.0
+        started, limit_s, simulated_ms = time.perf_counter(), self.budget_s, 0.0
         try:
             for _ in range(trials):
                 is_late = limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s
@@ -581,16 +590,15 @@ class _TuneCall:
         if self.seed is not None:
             random.seed(self.seed)
             np.random.seed(self.seed)
-        limits = {"max_fevals": self.chosen.trials, "time_limit": self.chosen.budget_s}
-        given = {**self.chosen.options, **{name: value for name, value in limits.items() if value is not None}}
+        limits = {"max_fevals": self.trials, "time_limit": self.budget_s}
+        given = {**self.strategy_options, **{name: value for name, value in limits.items() if value is not None}}
         values = {name: list(listed) for name, listed in self.codec.values.items()}
         cache = {str(number): dict(config) for number, config in enumerate(configs)}
         searchspace = searchspaces.Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})
         max_fevals = min(given.get("max_fevals") or len(configs), len(configs))
-        strategy = self.chosen.strategy
         options = interface.Options(
             {
-                "strategy": strategy.name if isinstance(strategy, Strategy) else strategy,
+                "strategy": self.strategy.name if isinstance(self.strategy, Strategy) else self.strategy,
                 "strategy_options": interface.Options(given),
                 "budget": util.TuningBudget(given.get("time_limit"), max_fevals),
                 "max_fevals": max_fevals,
@@ -608,7 +616,7 @@ class _TuneCall:
         )
         device = SimpleNamespace(name=device_name, max_threads=max_threads, env={"device_name": device_name})
         try:
-            strategy.tune(searchspace, TuneRunner(self.codec, evaluate, device, simulated_ms), options)
+            self.strategy.tune(searchspace, TuneRunner(self.codec, evaluate, device, simulated_ms), options)
         except util.StopCriterionReached as reached:
             if self.verbose:
                 print(reached)

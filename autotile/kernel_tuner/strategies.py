@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from numbers import Real
@@ -73,18 +72,9 @@ class Strategy:
         return module.tune(searchspace, runner, tuning_options)
 
 
-@dataclass(frozen=True)
-class StrategyChoice:
-    """A search by a sampler of autotile, or else by a strategy, an object with a function ``tune``.
-
-    It tries a number of configurations in a time, None for no limit; the options are ``strategy_options``.
-    """
-
-    sampler: str | None
-    strategy: Any
-    trials: int | None
-    budget_s: float | None
-    options: Mapping[str, Any]
+StrategyChoice = tuple[str | None, Any, int | None, float | None]
+"""A sampler of autotile, or else a strategy, which is an object with a function ``tune``; the number of configurations
+that it tries, and the time in seconds, None for no limit."""
 
 
 def choose_strategy(
@@ -106,9 +96,6 @@ def choose_strategy(
         known = getattr(sys.modules.get("kernel_tuner.interface"), "strategy_map", {})  # else it is none of them
         strategy = next((name for name, module in known.items() if module is strategy), strategy)
 
-    def chosen(sampler: str | None, by: Any = None, count: int | None = trials) -> StrategyChoice:
-        return StrategyChoice(sampler, by, count, budget_s, given)
-
     def check_options(*own: str) -> None:
         if unknown := [option for option in given if option not in (*_LIMITS, *own)]:
             expected = ", ".join((*own, *_LIMITS))
@@ -118,22 +105,22 @@ def choose_strategy(
 
     if strategy is None:
         check_options()
-        return chosen(AUTO, count=_UNLIMITED_TRIALS if trials is None and budget_s is None else trials)
+        return AUTO, None, _UNLIMITED_TRIALS if trials is None and budget_s is None else trials, budget_s
     if strategy == "brute_force":
         check_options()
-        return chosen(BRUTE_FORCE)
+        return BRUTE_FORCE, None, trials, budget_s
     if strategy == "random_sample":
         check_options("fraction")
         share = _limit(given, "fraction") or _RANDOM_SHARE
         if share > 1:
             raise InputError(f"strategy_options['fraction'] is {share:g}, expected a share of the space, at most 1")
-        return chosen("random", count=trials if trials or budget_s else max(1, int(share * combinations)))
+        return "random", None, trials if trials or budget_s else max(1, int(share * combinations)), budget_s
     if isinstance(strategy, str):
         runs_here = any(option not in _LIMITS for option in given)
         runs_here = runs_here or (len(objectives) > 1 and strategy in _MULTI_OBJECTIVE)
         if strategy == AUTO or (strategy in SAMPLERS and not (runs_here and strategy in strategy_names())):
             check_options()
-            return chosen(strategy)
+            return strategy, None, trials, budget_s
         listed = strategy_names()
         if listed and strategy not in listed:  # what it lists and autotile refuses has an error of its own
             raise InputError(
@@ -141,9 +128,11 @@ def choose_strategy(
                 f"sampler of autotile ({', '.join(SAMPLERS)}), or an object with a function tune"
             )
         check_sampler(STRATEGY_PREFIX + strategy)
-        return chosen(None, Strategy(strategy)) if runs_here else chosen(STRATEGY_PREFIX + strategy)
+        if runs_here:
+            return None, Strategy(strategy), trials, budget_s
+        return STRATEGY_PREFIX + strategy, None, trials, budget_s
     if callable(getattr(strategy, "tune", None)):
-        return chosen(None, strategy)
+        return None, strategy, trials, budget_s
     raise InputError(f"strategy is {strategy!r:.80}, expected a name, or an object with a function tune")
 
 

@@ -649,8 +649,8 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
     Several studies are on one device with one element type.
     """
     studies = [studies] if isinstance(studies, StudyData) else studies
-    title, roofline = "Rates against the ceilings of the GPU", studies[0].roofline
-    alone, memory = len(studies) == 1, roofline.memory
+    title, first = "Rates against the ceilings of the GPU", studies[0]
+    alone, memory = len(studies) == 1, first.memory_roof
     found: list[tuple[str, Trial, float, float, str]] = []  # kind, trial, FLOP/B, TFLOP/s, configuration or problem
     for study in studies:
         others = [("others", trial) for trial in best_trials(study)[1:]] + [("default", study.default)]
@@ -660,14 +660,14 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
                 text = config_text(trial.config) if alone else source_text(str(study.key.problem), study.key.source)
                 found.append((kind, trial, work.flops / work.bytes, work.flops / trial.time_us / 1e6, text))
     if not found or memory is None:
-        missing = "the kernel does not state its operations and bytes ([work])" if not found else roofline.origin
+        missing = "the kernel does not state its operations and bytes ([work])" if not found else first.roofs_origin
         return Chart("roofline", title, None, f"There is no roofline: {missing}.")
     go, intensities = load_plotly(), [intensity for _, _, intensity, _, _ in found]
-    bounding = (roof for study in studies for roof in study.roofline.of(study.work_of(study.winner)) or ())
+    bounding = (roof for study in studies for roof in study.roofs_of(study.winner) or ())
     roofs = sorted(dict.fromkeys(bounding), key=lambda roof: roof.rate)
     ridges = [roof.rate / memory.rate for roof in roofs]
     low, high = min([*intensities, *ridges]) / 4, max([*intensities, *ridges]) * 4
-    dash = "solid" if roofline.is_measured else "dash"
+    dash = "solid" if first.ceilings is not None else "dash"
     lines = [(memory, [low, max(ridges, default=max(intensities))], INK)]
     for roof, ridge, color in zip(roofs, ridges, cycle((INK, MUTED, FAINT)), strict=False):
         lines.append((roof, [max(low, ridge), high], color))
@@ -703,9 +703,9 @@ def roofline_chart(studies: StudyData | Sequence[StudyData]) -> Chart:
         for kind, trial, intensity, rate, text in found
     ]
     headings = ("", "configuration or problem", "FLOP/B", "TFLOP/s", f"time, {MICRO_S}")
-    best = studies[0].bound(studies[0].winner)
+    best = first.bound(first.winner)
     summary = f"The winner reaches {best.text}." if best is not None and alone else ""
-    note = f"Ceilings: {roofline.origin.replace('`', chr(39))}."
+    note = f"Ceilings: {first.roofs_origin.replace('`', chr(39))}."
     return Chart("roofline", title, made, summary, ResultTable(headings, rows), note)
 
 
@@ -872,8 +872,9 @@ def rule_tree_chart(stored: StoredRule) -> Chart:
 
 def operation_chart(operation: OperationData) -> Chart:
     """Return the times of the kernels and libraries that compute a problem of an operation."""
-    title = f"{operation.title}: kernels and libraries"
-    timed = [(one, one.trial.measurement) for one in operation.contenders if one.trial.measurement is not None]
+    problem, device, contenders, _ = operation
+    title = f"{problem} on {device}: kernels and libraries"
+    timed = [(one, one.trial.measurement) for one in contenders if one.trial.measurement is not None]
     if not timed:
         return Chart("operation", title, None, "Nothing that computes the problem was timed.")
     times = [(one.time_us, one.low_us, one.high_us) for _, one in timed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.argument_types import check_value
 from autotile.errors import InputError
@@ -18,15 +18,9 @@ if TYPE_CHECKING:
     from autotile.report.study import StudyData
 
 
-class PageContent(NamedTuple):
-    """Location of a database, and the studies of which a page is; empty or None selects all."""
-
-    database: str
-    kernel: str
-    """Kernel or operation."""
-    sizes: Mapping[str, int]
-    dtype: str | None
-    gpu_name: str | None
+PageContent = tuple[str, str, Mapping[str, int], str | None, str | None]
+"""Location of a database, and the studies of which a page is: kernel or operation, sizes, element type and name of the
+GPU; empty or None selects all."""
 
 
 class Reported:
@@ -40,7 +34,7 @@ class Reported:
     def page_content(self) -> PageContent:
         """Return the database of the result, and what selects its studies."""
         of = self.problem
-        return PageContent(self.database, of.kernel, of.sizes, of.dtype, self.device.name)
+        return self.database, of.kernel, of.sizes, of.dtype, self.device.name
 
     def report(self, output: str | Path = "report.html") -> Path:
         """Write a page with charts and tables of the result, which opens offline; return its path.

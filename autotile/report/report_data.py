@@ -52,24 +52,9 @@ class ContenderData:
         return time_text(self.trial.time_us, self.source)
 
 
-@dataclass(frozen=True, slots=True)
-class OperationData:
-    """A problem of an operation, without what may be left out, and what computes it.
-
-    The contenders are kernels and libraries with a time, fastest first; the others are kernels without one, each with
-    the reason.
-    """
-
-    problem: Problem
-    gpu_name: str
-    contenders: tuple[ContenderData, ...]
-    others: tuple[tuple[str, str], ...]
-
-    @property
-    def title(self) -> str:
-        """Problem and device, marked if all times were replayed."""
-        replayed = all(one.source == "replayed" for one in self.contenders)
-        return f"{self.problem} on {source_text(self.gpu_name, 'replayed' if replayed else '')}"
+OperationData = tuple[Problem, str, Sequence[ContenderData], Sequence[tuple[str, str]]]
+"""A problem of an operation, without what may be left out; the device, marked if all times were replayed; kernels and
+libraries with a time, fastest first; and kernels without one, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +99,12 @@ def read_report(
     given = dict(sizes or {})
     if isinstance(kernel, Operation):
         check_sizes(given, ())
-        return _operation_report(database, kernel, PageContent(database.location, kernel.name, given, dtype, gpu_name))
-    wanted = PageContent(database.location, str(kernel or ""), given, dtype, gpu_name)
+        return _operation_report(database, kernel, (database.location, kernel.name, given, dtype, gpu_name))
+    wanted = (database.location, str(kernel or ""), given, dtype, gpu_name)
     # the times of a library are no study of a kernel; see `autotile.database.keys.library_key`
     listed = [study for study in rows_of_kernel(database.studies, kernel) if ":" not in study.key.kernel]
     check_sizes(given, listed)
-    matching = [study for study in listed if _matches(study, wanted)]
+    matching = [study for study in listed if _matches(study, given, dtype, gpu_name)]
     tried = [study for study in matching if study.trials]
     if not tried:
         raise _nothing(wanted, listed, matching)
@@ -132,23 +117,27 @@ def read_report(
 
 
 def _operation_report(database: Database, operation: Operation, wanted: PageContent) -> ReportData:
-    listed = [study for study in database.studies() if _matches(study, wanted._replace(sizes={}))]
+    _, _, sizes, dtype, gpu_name = wanted
+    listed = [study for study in database.studies() if _matches(study, {}, dtype, gpu_name)]
     tried: dict[int, StudySummary] = {}
     found: list[OperationData] = []
-    for problem in _problems(operation, wanted, listed):
+    for problem in _problems(operation, sizes, dtype, listed):
         for gpu in dict.fromkeys(study.key.gpu_name for study in listed):
             here = [study for study in listed if study.key.gpu_name == gpu and study.best_config is not None]
-            one, used = _operation_data(database, operation, problem, gpu, here)
-            if one.contenders:
-                found.append(one)
+            contenders, others, used = _operation_data(database, operation, problem, here)
+            if contenders:
+                replayed = all(one.source == "replayed" for one in contenders)
+                device = source_text(gpu, "replayed" if replayed else "")
+                found.append((operation.stated(problem), device, contenders, others))
                 tried |= {study.study_id: study for study in used if study.trials}
     if not found:
         members = {member.name for member in operation.members}
         own = [study for study in listed if study.key.kernel in members and study.trials]
-        if not own or wanted.sizes:
+        if not own or sizes:
             raise _nothing(wanted, own, [])
         tried = {study.study_id: study for study in own}
-    title = found[0].title if len(found) == 1 else " ".join(filter(None, [operation.name, sizes_text(wanted.sizes)]))
+    title = " ".join(filter(None, [operation.name, sizes_text(sizes)]))
+    title = "{} on {}".format(*found[0]) if len(found) == 1 else title
     return _report(database, title, list(tried.values()), operations=tuple(found))
 
 
@@ -192,10 +181,10 @@ def check_sizes(sizes: Mapping[str, int], studies: Sequence[StudySummary]) -> No
             raise ProblemError(f"{studies[0].key.kernel} has no size {name!r}; its sizes are {known}")
 
 
-def _matches(study: StudySummary, wanted: PageContent) -> bool:
+def _matches(study: StudySummary, sizes: Mapping[str, int], dtype: str | None, gpu_name: str | None) -> bool:
     key = study.key
-    same = all(key.sizes.get(name) == value for name, value in wanted.sizes.items())
-    return same and wanted.dtype in (None, key.dtype) and wanted.gpu_name in (None, key.gpu_name)
+    same = all(key.sizes.get(name) == value for name, value in sizes.items())
+    return same and dtype in (None, key.dtype) and gpu_name in (None, key.gpu_name)
 
 
 def _nothing(wanted: PageContent, listed: Sequence[StudySummary], matching: Sequence[StudySummary]) -> InputError:
@@ -217,9 +206,10 @@ def _nothing(wanted: PageContent, listed: Sequence[StudySummary], matching: Sequ
     return InputError(f"{location} has no trials{of}; run `{hint}` first, or name another with --db")
 
 
-def _problems(operation: Operation, wanted: PageContent, listed: Sequence[StudySummary]) -> list[Problem]:
+def _problems(
+    operation: Operation, sizes: Mapping[str, int], dtype: str | None, listed: Sequence[StudySummary]
+) -> list[Problem]:
     """Return the problem that is asked for, of each element type, or those of the stored studies."""
-    sizes, dtype = wanted.sizes, wanted.dtype
     needed = [name for name in operation.sizes if not operation.is_optional(name)]
     if sizes and all(name in sizes for name in needed):
         return [operation.resolve(sizes, each) for each in ((dtype,) if dtype else operation.dtypes)]
@@ -239,9 +229,9 @@ def _problems(operation: Operation, wanted: PageContent, listed: Sequence[StudyS
 
 
 def _operation_data(
-    database: Database, operation: Operation, problem: Problem, gpu_name: str, studies: Sequence[StudySummary]
-) -> tuple[OperationData, list[StudySummary]]:
-    """Return the contenders for a problem on a GPU, and the studies of its kernels, fastest first."""
+    database: Database, operation: Operation, problem: Problem, studies: Sequence[StudySummary]
+) -> tuple[list[ContenderData], list[tuple[str, str]], list[StudySummary]]:
+    """Return the contenders for a problem on a GPU, fastest first, other kernels, and the studies of the former."""
     kernels = {member.name: member.load() for member, _ in operation.fitting(problem)}
     wanted = {member.name: {**kernels[member.name].spec.sizes, **own} for member, own in operation.fitting(problem)}
     shared = operation.without_conditions(problem)
@@ -276,9 +266,8 @@ def _operation_data(
     device = next((best.winner.device for _, best in timed if best.winner.device is not None), None)
     known = {one.name for one in contenders}
     others = [(member.name, _why_not(member, problem, device)) for member in operation.members]
-    left = tuple(one for one in others if one[0] not in known)
-    data = OperationData(operation.stated(problem), gpu_name, tuple(contenders), left)
-    return data, [study for study, _ in timed if study.key.kernel in kernels]
+    left = [one for one in others if one[0] not in known]
+    return contenders, left, [study for study, _ in timed if study.key.kernel in kernels]
 
 
 def _why_not(member: Member, problem: Problem, device: DeviceProperties | None) -> str:

@@ -323,7 +323,7 @@ def _overview(page: Page, data: ReportData) -> Markup:
             f"{len(study.newest):,}",
             with_units(time_text(winner.time_us)) if winner is not None else NOTHING,
             f"{speedup.value:.3f}{_TIMES}" if speedup is not None else NOTHING,
-            f"{percent_text(bound.share)} of {bound.roof.label}" if bound is not None else NOTHING,
+            f"{percent_text(bound.share)} of {bound.label}" if bound is not None else NOTHING,
         )
         rows.append(row)
     for other in data.others:
@@ -342,8 +342,8 @@ def _overview(page: Page, data: ReportData) -> Markup:
 
 def _operation(page: Page, place: int, operation: OperationData, data: ReportData) -> Markup:
     alone = len(data.operations) == 1
-    heading, link = ("The answer", "Answer") if alone else (operation.title, f"{operation.problem.kernel} {place}")
-    winner, *others = operation.contenders
+    problem, device, (winner, *others), _ = operation
+    heading, link = ("The answer", "Answer") if alone else (f"{problem} on {device}", f"{problem.kernel} {place}")
     rival = next((one for one in others if one.is_library != winner.is_library), None)
     if rival is None or rival.ratio is None:
         text = f"{winner.name} is the fastest"
@@ -366,14 +366,14 @@ def _operation(page: Page, place: int, operation: OperationData, data: ReportDat
         facts.append(("Library", "none was timed"))
     ties = [one.name for one in others if one.ratio is not None and is_tie(one.ratio)]
     facts.append(("Ties", f"{', '.join(ties)} cannot be told apart from the winner" if ties else "none"))
-    facts.append(("Device", operation.title.removeprefix(f"{operation.problem} on ")))
+    facts.append(("Device", device))
     return page.section(
         "answer" if alone else f"operation{place}",
         heading,
         _headline(text, detail),
         _facts(facts),
         _race(operation, data.studies),
-        _serving(operation.problem, f"Serve {winner.name}", data.path),
+        _serving(problem, f"Serve {winner.name}", data.path),
         page.chart(operation_chart(operation), f"o{place}-"),
         link=link,
     )
@@ -383,7 +383,8 @@ def _race(operation: OperationData, studies: Sequence[StudyData]) -> Markup:
     """Return a row for each kernel and library, the fastest first; names lead to the sections of the kernels."""
     places = {study.study_id: f"#s{place}" for place, study in enumerate(studies, start=1)}
     rows: list[tuple[str | Markup, ...]] = []
-    for one in operation.contenders:
+    _, _, contenders, left = operation
+    for one in contenders:
         place = places.get(one.study_id)
         row = (
             tag("a", one.name, href=place) if place and not one.is_library else one.name,
@@ -398,7 +399,7 @@ def _race(operation: OperationData, studies: Sequence[StudyData]) -> Markup:
         rows.append(row)
     headings = ("", "", "time", f"95 % interval, {MICRO_S}", "over the winner", "rate", "tried", "configuration")
     raced = static_table(headings, rows, caption="Kernels and libraries, the fastest first")
-    if not operation.others:
+    if not left:
         return raced
-    others = static_table(("kernel", "why it has no time"), operation.others)
-    return joined(raced, tag("details", tag("summary", f"{plural(len(operation.others), 'other kernel')}"), others))
+    others = static_table(("kernel", "why it has no time"), left)
+    return joined(raced, tag("details", tag("summary", f"{plural(len(left), 'other kernel')}"), others))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ from autotile.core.model import (
     Outcome,
     Stopped,
     Trial,
+    Value,
     config_key,
     non_dominated,
     objective_values,
@@ -62,18 +64,13 @@ class StoredRatio(msgspec.Struct):
     interval: tuple[NonNegative, NonNegative]
 
 
-class StoredConfig(msgspec.Struct):
-    """A configuration, as a session stored it among other values."""
-
-    config: Config
-
-
 class RunSummary(msgspec.Struct, frozen=True):
     """The part of a run's stored summary that a report shows; a field that a run does not state has its default."""
 
     speedup: StoredRatio | None = None
     ties: tuple[Config, ...] = ()
-    default: StoredConfig | None = None
+    default: dict[Name, Any] = {}
+    """The configuration among other values."""
     gates: Mapping[Name, _Natural] = {}
     stopped: Stopped | None = None
     importance: tuple[Effect, ...] | None = None
@@ -234,9 +231,9 @@ class StudyData:
     @cached_property
     def default_config(self) -> Config | None:
         """The default configuration, as a session stored it or the kernel's file states it."""
-        stored = (lenient(run.summary, RunSummary).default for run in reversed(self.runs))
-        if (found := next(filter(None, stored), None)) is not None:
-            return found.config
+        for run in reversed(self.runs):
+            with suppress(DataError):  # none is stored, or one that cannot be read
+                return convert(lenient(run.summary, RunSummary).default.get("config"), dict[Name, Value])
         return self.kernel.spec.default if self.kernel is not None else None
 
     @cached_property
@@ -303,12 +300,12 @@ class StudyData:
     @cached_property
     def failures(self) -> tuple[FailureGroup, ...]:
         """Failures of the trials that failed for a reason of their own, by reason, the most frequent first."""
-        found = FailureGroups()
+        groups: dict[tuple[Outcome, str, str], FailureGroup] = {}
         refused = (one.trial for one in self.final_trials if one.is_refusal)
         for trial in (*(one.trial for one in self.newest), *refused):
             if not trial.outcome.has_time and trial.outcome.is_finding:
-                found.add(trial)
-        return found.groups
+                add_failure(groups, trial)
+        return most_frequent(groups)
 
     @cached_property
     def front(self) -> tuple[tuple[Trial, tuple[float, ...], bool], ...]:
@@ -358,43 +355,60 @@ class StudyData:
         unit = found.unit if found.unit in ARITHMETIC else None
         return Workrate(found.flops, found.bytes, self.key.dtype, unit, found.passes)
 
-    @cached_property
-    def roofline(self) -> Roofline:
-        """Ceilings of the device for the element type, measured where they were measured."""
+    @property
+    def roofs_origin(self) -> str:
+        """When and how the ceilings of the roofline were found; what to do where they are not those of this GPU."""
+        if self.ceilings is not None:
+            return f"measured on {self.ceilings.gpu_name} on {moment_text(self.ceilings.measured_at)}"
         hint = "not measured on this GPU; `autotile devices --measure` measures the ceilings"
-        measured = self.ceilings
-        if measured is not None:
-            ceilings, suffix = measured, ""
-            origin = f"measured on {measured.gpu_name} on {moment_text(measured.measured_at)}"
-        elif self.device is not None:
-            ceilings, suffix = datasheet_ceilings(self.device), " (datasheet)"
-            origin = f"figures of the datasheet, {hint}"
-        else:
-            return Roofline(None, (), {}, False, hint)
-        memory = ceilings.memory
-        roofs = {one.name: Roof(f"{one.label}{suffix}", one.value, False) for one in ceilings.ceilings}
-        return Roofline(
-            Roof(memory.label if measured else f"DRAM{suffix}", memory.value, True) if memory is not None else None,
-            tuple(sorted((roofs[one.name] for one in ceilings.compute(self.key.dtype)), key=lambda roof: roof.rate)),
-            {name: roof for name, roof in roofs.items() if name in ARITHMETIC},
-            measured is not None,
-            origin,
-        )
+        return hint if self.device is None else f"figures of the datasheet, {hint}"
 
-    def bound(self, trial: Trial | None) -> Bound | None:
-        """Return the ceiling that binds a trial, and the rate that it reached; None if that is not known."""
-        work, memory = self.work_of(trial), self.roofline.memory
-        roofs = self.roofline.of(work)
+    @cached_property
+    def _known_ceilings(self) -> DeviceCeilings | None:
+        """Those that were measured, else those of the datasheet."""
+        return self.ceilings or (datasheet_ceilings(self.device) if self.device is not None else None)
+
+    @property
+    def _suffix(self) -> str:
+        return "" if self.ceilings is not None else " (datasheet)"
+
+    @cached_property
+    def memory_roof(self) -> Roof | None:
+        """The rate of DRAM, which is the slope of the roofline."""
+        found = self._known_ceilings.memory if self._known_ceilings is not None else None
+        if found is None:
+            return None
+        return Roof(found.label if self.ceilings is not None else f"DRAM{self._suffix}", found.value, True)
+
+    def roofs_of(self, trial: Trial | None) -> tuple[Roof, ...] | None:
+        """Return the rates that bound the operations of a run, slowest first; None if those of its unit are unknown.
+
+        A kernel that states no unit may use any of its element type.
+        """
+        work, ceilings = self.work_of(trial), self._known_ceilings
+        if work.unit is None:
+            found = ceilings.compute(self.key.dtype) if ceilings is not None else ()
+            roofs = (Roof(f"{one.label}{self._suffix}", one.value, False) for one in found)
+            return tuple(sorted(roofs, key=lambda roof: roof.rate))
+        unit = ceilings.find(work.unit) if ceilings is not None and work.unit in ARITHMETIC else None
+        if unit is None:
+            return None
+        label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
+        return (Roof(f"{label}{self._suffix}", unit.value / work.passes, False),)
+
+    def bound(self, trial: Trial | None) -> Roof | None:
+        """Return the ceiling that binds a trial, with the rate that it reached; None if that is not known."""
+        work, memory, roofs = self.work_of(trial), self.memory_roof, self.roofs_of(trial)
         if trial is None or trial.time_us is None or (roofs is None and work.flops):
             return None
         found = []
         if memory is not None and work.bytes:
-            found.append(Bound(memory, work.bytes / trial.time_us * 1e6))
+            found.append(memory._replace(reached=work.bytes / trial.time_us * 1e6))
         if roofs and work.flops:
             rate = work.flops / trial.time_us * 1e6
             reached = [roof for roof in roofs if rate <= _EXCEEDED * roof.rate]
-            found.append(Bound((reached or roofs)[0 if reached else -1], rate))
-        return max(found, key=lambda bound: bound.share, default=None)
+            found.append((reached or roofs)[0 if reached else -1]._replace(reached=rate))
+        return max(found, key=lambda roof: roof.share, default=None)
 
 
 _TRIAL_GATES = {"compiled": ("limits", "compile"), "fit once compiled": ("resources",), "launched": (SAME_CODE, "load")}
@@ -479,33 +493,25 @@ class FailureGroup:
     examples: tuple[Config, ...] = ()
 
 
-class FailureGroups:
-    """Groups of failures, to which failed trials are added one by one; memory does not grow with their number."""
+def add_failure(groups: dict[tuple[Outcome, str, str], FailureGroup], trial: Trial) -> FailureGroup:
+    """Add a failed trial to its group, by outcome, stage and reason, and return that.
 
-    def __init__(self) -> None:
-        self._index: dict[tuple[Outcome, str, str], int] = {}
-        self.numbered: list[FailureGroup] = []
-        """The groups by their numbers."""
+    Memory does not grow with the number of trials.
+    """
+    reason = trial.reason[:_MAX_REASON]
+    same = (trial.outcome, trial.stage, _NUMBER.sub("#", reason))
+    if same not in groups and len(groups) >= _MAX_GROUPS:
+        reason, same = _OTHERS, (trial.outcome, "", _OTHERS)
+    group = groups.setdefault(same, FailureGroup(same[0], same[1], reason))
+    group.count += 1
+    if group.count <= _EXAMPLES:
+        group.examples += (trial.config,)
+    return group
 
-    def add(self, trial: Trial) -> int:
-        """Add a failed trial, and return the number of its group, from 0."""
-        reason = trial.reason[:_MAX_REASON]
-        same = (trial.outcome, trial.stage, _NUMBER.sub("#", reason))
-        if same not in self._index and len(self.numbered) >= _MAX_GROUPS:
-            reason, same = _OTHERS, (trial.outcome, "", _OTHERS)
-        index = self._index.setdefault(same, len(self.numbered))
-        if index == len(self.numbered):
-            self.numbered.append(FailureGroup(same[0], same[1], reason))
-        group = self.numbered[index]
-        group.count += 1
-        if group.count <= _EXAMPLES:
-            group.examples += (trial.config,)
-        return index
 
-    @property
-    def groups(self) -> tuple[FailureGroup, ...]:
-        """The groups, the most frequent first."""
-        return tuple(sorted(self.numbered, key=lambda group: -group.count))
+def most_frequent(groups: Mapping[Any, FailureGroup]) -> tuple[FailureGroup, ...]:
+    """Return groups of failures, the most frequent first."""
+    return tuple(sorted(groups.values(), key=lambda group: -group.count))
 
 
 _EXCEEDED = 1.02
@@ -513,56 +519,22 @@ _EXCEEDED = 1.02
 
 
 class Roof(NamedTuple):
-    """A rate that bounds a kernel, in bytes or floating-point operations per second."""
+    """A rate that bounds a kernel, in bytes or floating-point operations per second, and what a run reached of it."""
 
     label: str
     rate: float
     is_memory: bool
-
-    @property
-    def text(self) -> str:
-        """Label and rate: ``"DRAM, copy 4,276 GB/s"``."""
-        return f"{self.label} {bandwidth_text(self.rate) if self.is_memory else flops_text(self.rate)}"
-
-
-class Bound(NamedTuple):
-    """The ceiling that binds a run, and the rate that the run reached."""
-
-    roof: Roof
-    rate: float
+    reached: float = 0.0
+    """Rate of the run."""
 
     @property
     def share(self) -> float:
-        """Rate over the ceiling, 0.9 for 90 %."""
-        return self.rate / self.roof.rate
+        """Rate of the run over this one, 0.9 for 90 %."""
+        return self.reached / self.rate
 
     @property
     def text(self) -> str:
-        """Rate and share: ``"28.7 TFLOP/s, 48.5 % of fp32 FMA 59.2 TFLOP/s"``."""
-        rate = bandwidth_text(self.rate) if self.roof.is_memory else flops_text(self.rate)
-        return f"{rate}, {percent_text(self.share)} of {self.roof.text}"
-
-
-class Roofline(NamedTuple):
-    """The ceilings of a GPU for an element type, and when and how they were found."""
-
-    memory: Roof | None
-    compute: tuple[Roof, ...]
-    """Rates of the arithmetic units of the element type, slowest first."""
-    units: Mapping[str, Roof]
-    """Rates of all arithmetic units that are known, by their names."""
-    is_measured: bool
-    origin: str
-
-    def of(self, work: Workrate) -> tuple[Roof, ...] | None:
-        """Return the rates that bound the operations of a kernel, slowest first; None if those of its unit are unknown.
-
-        A kernel that states no unit may use any of its element type.
-        """
-        if work.unit is None:
-            return self.compute
-        unit = self.units.get(work.unit)
-        if unit is None:
-            return None
-        label = unit.label.replace(unit_text(work.unit, 1), unit_text(work.unit, work.passes))
-        return (Roof(label, unit.rate / work.passes, False),)
+        """Label and rate: ``"DRAM, copy 4,276 GB/s"``; of a run ``"28.7 TFLOP/s, 48.5 % of fp32 FMA 59.2 TFLOP/s"``."""
+        shown = bandwidth_text if self.is_memory else flops_text
+        own = f"{self.label} {shown(self.rate)}"
+        return f"{shown(self.reached)}, {percent_text(self.share)} of {own}" if self.reached else own

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,10 @@ from autotile.core.text import (
     plural,
     time_text,
 )
-from autotile.exchange.column_table import ColumnTable, TypedColumn
+from autotile.exchange.column_table import ColumnTable, TypedColumn, narrowest_column
 from autotile.report.charts import failures_chart
 from autotile.report.page import DataColumn, DataTable, Page, number, static_table, tag, words
-from autotile.report.study import FailureGroup, FailureGroups
+from autotile.report.study import FailureGroup, add_failure, most_frequent
 from autotile.report.theme import INK, SOFT, Chart, bars, figure, hover_text, label, points
 from autotile.space.search_space import SearchSpace
 
@@ -53,59 +54,6 @@ _HEADINGS = {name: name for name in _NAMES} | {"registers": "registers_per_threa
 """Heading of each column of whole numbers in `Survey.table`."""
 _COLUMNS = ("outcome", "failure", *_HEADINGS, "limited_by")
 """Whole numbers that are kept of each configuration; `_MISSING` for what is not known."""
-
-
-class SurveyTable:
-    """Results of compiling configurations of a space as they arrive, a few dozen bytes for each."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
-        self._rows = array("q")
-        self._columns = {name: array("q") for name in _COLUMNS}
-        self._compile_s = array("d")
-        self.failures = FailureGroups()
-        self._code: set[bytes] = set()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, row: int, trial: Trial) -> None:
-        """Add the trial of a row after the gate that follows the compilation."""
-        found: dict[str, int] = {"outcome": _OUTCOMES.index(trial.outcome)}
-        if trial.outcome is not Outcome.OK:
-            found["failure"] = self.failures.add(trial)
-        for part in (trial.resources, trial.geometry, trial.occupancy):
-            found |= {name: getattr(part, name) for name in _HEADINGS if hasattr(part, name)}
-        if trial.occupancy is not None:
-            found["limited_by"] = sum(
-                1 << _LIMITS.index(name) for name in trial.occupancy.limited_by if name in _LIMITS
-            )
-        self._rows.append(row)
-        for name, column in self._columns.items():
-            column.append(found.get(name, _MISSING))
-        self._compile_s.append(trial.seconds.get("compile", 0.0))
-        if trial.cubin_hash:
-            self._code.add(bytes.fromhex(trial.cubin_hash)[:16])
-
-    def survey(
-        self, problem: Problem, device: DeviceProperties, *, estimated_us: Figures | None, **more: Any
-    ) -> Survey:
-        """Return the results, ordered by the rows of the space; parameters are those of `Survey`."""
-        rows = np.array(self._rows, np.int64)
-        order = np.argsort(rows)
-        return Survey(
-            problem=problem,
-            device=device,
-            space=self._space,
-            rows=rows[order],
-            columns={name: np.array(column, np.int64)[order] for name, column in self._columns.items()},
-            compile_s=np.array(self._compile_s, np.float64)[order],
-            estimated_us=estimated_us[rows[order]] if estimated_us is not None else None,
-            failures=self.failures.groups,
-            reasons=tuple(group.reason for group in self.failures.numbered),
-            distinct=len(self._code),
-            **more,
-        )
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -211,27 +159,25 @@ class Survey(Result):
         """Return a row for each configuration, as typed columns with units in their names."""
 
         def real(name: str, values: Figures) -> TypedColumn:
-            return TypedColumn(name, "real", [value if np.isfinite(value) else None for value in values.tolist()])
+            return name, "real", [value if np.isfinite(value) else None for value in values.tolist()]
 
         parameters = [
-            TypedColumn.of_values(
-                f"param.{p.name}", [p.values[code] for code in self.space.codes[self.rows, n].tolist()]
-            )
+            narrowest_column(f"param.{p.name}", [p.values[code] for code in self.space.codes[self.rows, n].tolist()])
             for n, p in enumerate(self.space.parameters)
         ]
-        whole = [
-            TypedColumn(heading, "whole", [None if value < 0 else value for value in self.columns[name].tolist()])
+        whole: list[TypedColumn] = [
+            (heading, "whole", [None if value < 0 else value for value in self.columns[name].tolist()])
             for name, heading in _HEADINGS.items()
         ]
         indices = range(len(self))
         return ColumnTable(
             (
                 *parameters,
-                TypedColumn("outcome", "text", [str(_OUTCOMES[n]) for n in self.columns["outcome"].tolist()]),
-                TypedColumn("reason", "text", [self.reason(index) or None for index in indices]),
+                ("outcome", "text", [str(_OUTCOMES[n]) for n in self.columns["outcome"].tolist()]),
+                ("reason", "text", [self.reason(index) or None for index in indices]),
                 *whole,
                 real("occupancy_fraction", self.occupancy),
-                TypedColumn("limited_by", "text", [" ".join(self.limited_by(index)) or None for index in indices]),
+                ("limited_by", "text", [" ".join(self.limited_by(index)) or None for index in indices]),
                 real("waves", self.waves),
                 *([real("estimated_us", self.estimated_us)] if self.estimated_us is not None else []),
                 real("compile_s", self.compile_s),
@@ -317,7 +263,7 @@ class Survey(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return the survey, with an entry for each configuration."""
-        columns = [column for column in self.table().columns if not column.name.startswith("param.")]
+        columns = [(name, values) for name, _, values in self.table().columns if not name.startswith("param.")]
         return {
             **self.problem.document(),
             "device": self.device.identity,
@@ -334,7 +280,7 @@ class Survey(Result):
             },
             "failures": to_document(self.failures),
             "configurations": [
-                {"config": self.config(index), **{column.name: column.values[index] for column in columns}}
+                {"config": self.config(index), **{name: values[index] for name, values in columns}}
                 for index in range(len(self))
             ],
         }
@@ -366,10 +312,11 @@ class Survey(Result):
         columns = self.table().columns
         # of very many configurations an even selection
         chosen = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MAX_ROWS)).round().astype(np.int64)).tolist()
-        rows = [[_cell(column.values[index]) for column in columns] for index in chosen] if len(self) else []
+        rows = [[_cell(values[index]) for _, _, values in columns] for index in chosen] if len(self) else []
         left_out = f"{len(rows):,} of {len(self):,} configurations; --csv writes all."
-        numbers = ("whole", "real")
-        own: list[DataColumn] = [(one.name.removeprefix("param."), "", one.kind in numbers) for one in columns]
+        own: list[DataColumn] = [
+            (name.removeprefix("param."), "", kind in ("whole", "real")) for name, kind, _ in columns
+        ]
         page.add(
             "configurations",
             "Configurations",
@@ -378,6 +325,55 @@ class Survey(Result):
             link="Configurations",
         )
         return page.html()
+
+
+def survey_of(
+    space: SearchSpace,
+    trials: Iterable[tuple[int, Trial]],
+    *,
+    planned: int,
+    estimated_us: Figures | None,
+    **described: Any,
+) -> Survey:
+    """Return the survey of rows of a space, each with its trial after the gate that follows the compilation.
+
+    They are taken up as they arrive, of each a few dozen bytes. Other parameters are those of `Survey`.
+    """
+    started_s, numbers, compile_s = time.monotonic(), array("q"), array("d")
+    columns = {name: array("q") for name in _COLUMNS}
+    groups, reasons = dict[tuple[Outcome, str, str], FailureGroup](), dict[str, int]()
+    code: set[bytes] = set()
+    for row, trial in trials:
+        found: dict[str, int] = {"outcome": _OUTCOMES.index(trial.outcome)}
+        if trial.outcome is not Outcome.OK:
+            found["failure"] = reasons.setdefault(add_failure(groups, trial).reason, len(reasons))
+        for part in (trial.resources, trial.geometry, trial.occupancy):
+            found |= {name: getattr(part, name) for name in _HEADINGS if hasattr(part, name)}
+        if trial.occupancy is not None:
+            limits = (name for name in trial.occupancy.limited_by if name in _LIMITS)
+            found["limited_by"] = sum(1 << _LIMITS.index(name) for name in limits)
+        numbers.append(row)
+        for name, column in columns.items():
+            column.append(found.get(name, _MISSING))
+        compile_s.append(trial.seconds.get("compile", 0.0))
+        if trial.cubin_hash:
+            code.add(bytes.fromhex(trial.cubin_hash)[:16])
+    rows = np.array(numbers, np.int64)
+    order = np.argsort(rows)
+    return Survey(
+        space=space,
+        rows=rows[order],
+        columns={name: np.array(column, np.int64)[order] for name, column in columns.items()},
+        compile_s=np.array(compile_s, np.float64)[order],
+        estimated_us=estimated_us[rows[order]] if estimated_us is not None else None,
+        failures=most_frequent(groups),
+        reasons=tuple(reasons),
+        distinct=len(code),
+        planned=planned,
+        seconds=time.monotonic() - started_s,
+        interrupted=len(rows) < planned,
+        **described,
+    )
 
 
 def _cell(value: object) -> str | float | int | None:

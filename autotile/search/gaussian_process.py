@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from threading import Lock
@@ -197,17 +196,10 @@ def _unit(column: Floats) -> Floats:
     return np.asarray(shifted / (shifted.max() or 1.0))[:, None]
 
 
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
-    """Hyperparameters of a kernel that is 1 at distance 0."""
-
-    scale: Floats
-    """Reciprocal length scale of each coordinate."""
-    noise: float
-    """Variance of the noise."""
-    covariance: Floats | None = None
-    """Estimated posterior covariance of the logarithms of the length scale of each group and of the noise, with which a
-    later fit begins; None if they are not fitted."""
+Hyperparameters = tuple[Floats, float, Floats | None]
+"""Of a kernel that is 1 at distance 0: the reciprocal length scale of each coordinate, the variance of the noise, and
+if they are fitted the estimated posterior covariance of the logarithms of the length scale of each group and of the
+noise, with which a later fit begins."""
 
 
 def matern(squared: NDArray[Any]) -> NDArray[Any]:
@@ -241,8 +233,7 @@ class GaussianProcess:
     def __init__(
         self, parameters: Hyperparameters, points: Floats, observed: Floats, noise: Floats | float = 0.0
     ) -> None:
-        self._scale = parameters.scale
-        self._noise = parameters.noise
+        self._scale, self._noise, _ = parameters
         self._count = 0
         self._observed: Floats = np.zeros((0, len(self._scale)))
         self._observed_squares: Floats = np.zeros(0)
@@ -433,11 +424,12 @@ def fit(
     first = center.copy()
     inverse: Floats = np.diag(np.square(spread))  # estimate of the inverse Hessian
     if start is not None:
-        shared = groups[: len(start.scale)]
-        first[shared] = -np.log(start.scale[: len(shared)])
-        first[-1] = np.log(start.noise)
-        if start.covariance is not None and start.covariance.shape == inverse.shape:
-            inverse = start.covariance
+        scale, variance, covariance = start
+        shared = groups[: len(scale)]
+        first[shared] = -np.log(scale[: len(shared)])
+        first[-1] = np.log(variance)
+        if covariance is not None and covariance.shape == inverse.shape:
+            inverse = covariance
     point = np.clip(first, low, high)
     value, gradient = density(point)
     for _ in range(max_steps):
@@ -462,7 +454,7 @@ def fit(
             grown = (1 + float(change @ scaled) / curvature) * np.outer(moved, moved) / curvature
             inverse = inverse + grown - shrunk - shrunk.T
         point, value, gradient = tried, reached, steepness
-    return Hyperparameters(np.exp(-point[:-1])[groups], float(np.exp(point[-1])) + _MIN_NOISE, inverse)
+    return np.exp(-point[:-1])[groups], float(np.exp(point[-1])) + _MIN_NOISE, inverse
 
 
 Density = Callable[[Floats], tuple[float, Floats]]

@@ -28,13 +28,8 @@ _VARIANCE_ROWS = 500
 """Number of rows at which the variance of the prediction is computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One parameter: the covariance of the effects of two values, and its codes in trials and valid configurations."""
-
-    kernel: Floats
-    trials: Codes
-    rows: Codes
+Column = tuple[Floats, Codes, Codes]
+"""One parameter: the covariance of the effects of two values, and its codes in trials and in valid configurations."""
 
 
 def column_of(values: Sequence[Value], trials: Codes, rows: Codes) -> Column:
@@ -51,7 +46,7 @@ def column_of(values: Sequence[Value], trials: Codes, rows: Codes) -> Column:
     weights = np.bincount(rows, minlength=count) / len(rows)
     mean = kernel @ weights
     centered = kernel - np.outer(mean, mean) / (weights @ mean)
-    return Column(centered / (weights @ np.diag(centered)), trials, rows)
+    return centered / (weights @ np.diag(centered)), trials, rows
 
 
 def _fit_weights(columns: Sequence[Column], targets: Floats) -> tuple[float, float, float]:
@@ -85,13 +80,14 @@ def _shares(
     """
     counted = parameters or len(columns)
     solved = np.linalg.solve(_covariance(columns, pairs, counted, noise), targets)
-    across = [column.kernel[:, column.trials] for column in columns]
-    alone = np.array([(each @ solved / counted)[column.rows] for each, column in zip(across, columns, strict=True)])
+    across = [kernel[:, trials] for kernel, trials, _ in columns]
+    placed = [rows for _, _, rows in columns]
+    alone = np.array([(each @ solved / counted)[rows] for each, rows in zip(across, placed, strict=True)])
     couples = list(combinations(range(len(columns)), 2))
     together = np.zeros((len(couples), alone.shape[1]))
     for index, (first, second) in enumerate(couples):
         table = _pair_scale(pairs, counted) * (across[first] * solved) @ across[second].T
-        together[index] = table[columns[first].rows, columns[second].rows]
+        together[index] = table[placed[first], placed[second]]
     whole = alone.sum(axis=0) + together.sum(axis=0)
     centered = whole - whole.mean()
     scale = max(float(centered @ centered), np.finfo(np.float64).tiny)
@@ -109,10 +105,9 @@ def _predicted_share(columns: Sequence[Column], targets: Floats, pairs: float, n
     hardly sampled (law of total variance; Rasmussen and Williams, 2006, eq. 2.26).
     """
     count = len(columns)
-    some = [Column(each.kernel, each.trials, each.rows[:_VARIANCE_ROWS]) for each in columns]
     covariance = _covariance(columns, pairs, count, noise)
-    across = _combined([each.kernel[each.rows][:, each.trials] for each in some], pairs, count)
-    prior = _combined([np.diag(each.kernel)[each.rows] for each in some], pairs, count)
+    across = _combined([kernel[rows[:_VARIANCE_ROWS]][:, trials] for kernel, trials, rows in columns], pairs, count)
+    prior = _combined([np.diag(kernel)[rows[:_VARIANCE_ROWS]] for kernel, _, rows in columns], pairs, count)
     solved = np.linalg.solve(covariance, np.column_stack([targets, across.T]))
     amplitude = float(targets @ solved[:, 0]) / len(targets)
     posterior = amplitude * (prior - np.einsum("ij,ji->i", across, solved[:, 1:]) + noise)
@@ -121,7 +116,7 @@ def _predicted_share(columns: Sequence[Column], targets: Floats, pairs: float, n
 
 
 def _covariance(columns: Sequence[Column], pairs: float, parameters: int, noise: float = 0.0) -> Floats:
-    covariance = _combined([each.kernel[each.trials][:, each.trials] for each in columns], pairs, parameters)
+    covariance = _combined([kernel[trials][:, trials] for kernel, trials, _ in columns], pairs, parameters)
     covariance.flat[:: len(covariance) + 1] += noise
     return covariance
 
@@ -204,9 +199,7 @@ def importance_of(space: SearchSpace, rows: ArrayLike, times_us: ArrayLike) -> t
             _, shared = _shares(real, targets, pairs, noise)
             chance = 0.0  # largest share of a shuffled column
             for _ in range(_SHUFFLES):
-                shuffled = [
-                    Column(each.kernel, rng.permutation(each.trials), rng.permutation(each.rows)) for each in real
-                ]
+                shuffled = [(kernel, rng.permutation(ts), rng.permutation(rs)) for kernel, ts, rs in real]
                 _, both = _shares([*real, *shuffled], targets, pairs, noise, len(real))
                 chance = max(chance, float(both[len(real) :].max()))
             mattering = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import optuna
@@ -15,7 +17,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotile.search.gaussian_process import positions
-from autotile.search.row_sampler import RowSampler, quiet_optuna
+from autotile.search.row_sampler import Candidates, RowSampler, quiet_optuna
 from autotile.space.search_space import SearchSpace
 
 
@@ -46,9 +48,10 @@ class FeasibleSampler(RowSampler):
     value, since some samplers cannot handle choices (CMA-ES) or ignore their order. These integers are choices, or
     ``ordered`` as each parameter's values are.
 
-    ``inner`` is the constructor of the wrapped sampler, which is used when ``startup`` trials have ended, at least one
-    of them successfully. Until then, rows are drawn uniformly: without trials the wrapped sampler would draw uniformly
-    from all combinations, and the rows nearest to these are not uniform. A draw takes a millisecond or more.
+    ``inner`` is the constructor of the wrapped sampler, None for TPE over the free rows. It is used when ``startup``
+    trials have ended, at least one of them successfully. Until then, rows are drawn uniformly: without trials the
+    wrapped sampler would draw uniformly from all combinations, and the rows nearest to these are not uniform. A draw
+    takes a millisecond or more.
     """
 
     def __init__(
@@ -57,13 +60,13 @@ class FeasibleSampler(RowSampler):
         seed: int,
         available: ArrayLike | None = None,
         *,
-        inner: Callable[..., BaseSampler],
+        inner: Callable[..., BaseSampler] | None = None,
         startup: int = 10,
         draws: int = 8,
         ordered: bool = False,
     ) -> None:
         super().__init__(space, seed, available)
-        self._inner, self._startup, self._draws = inner, startup, draws
+        self._inner, self._startup, self._draws = inner or partial(_tpe_over_rows, self.candidates), startup, draws
         self._storage = InMemoryStorage()
         self._proxy: Study | None = None
         """The private study."""
@@ -146,42 +149,37 @@ class FeasibleSampler(RowSampler):
 _BATCH = 1024
 """Number of points drawn at once, enough to contain rows if one combination in a hundred is valid."""
 
-_DRAWS = 2
-"""Number of batches drawn before the nearest row is proposed."""
+
+class RowEstimator(_ParzenEstimator):
+    """Parzen estimator over a space, whose samples are free rows if any are drawn."""
+
+    def __init__(self, *given: Any, candidates: Candidates, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._candidates = candidates
+
+    def sample(self, rng: np.random.RandomState, size: int) -> dict[str, NDArray[np.float64]]:
+        """Draw points, of values by parameter, shape (size,) each."""
+        parameters = self._candidates.space.parameters
+        index = {each.name: position for position, each in enumerate(parameters) if len(each.values) > 1}
+        if self._search_space.keys() != index.keys():
+            return super().sample(rng, size)
+        points = super().sample(rng, _BATCH)
+        codes = np.zeros((_BATCH, len(parameters)), np.int64)
+        for name, values in points.items():
+            codes[:, index[name]] = values
+        free = np.flatnonzero(self._candidates.free_rows_of(codes) >= 0)
+        kept = free[:size] if free.size else np.arange(size)
+        return {name: values[kept] for name, values in points.items()}
 
 
-class FeasibleTPESampler(FeasibleSampler):
-    """The multivariate tree-structured Parzen estimator over the rows of a space.
+def _tpe_over_rows(candidates: Candidates, seed: int) -> TPESampler:
+    """Return the multivariate tree-structured Parzen estimator over the rows of a space.
 
     TPE draws points near the good trials and proposes the point with the largest ratio of the densities of good and bad
     trials. Here the points are free rows, so that no draw is wasted on invalid or tried configurations. Trials without
     a result count as bad ones, which spreads concurrent proposals.
     """
-
-    def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
-        super().__init__(space, seed, available, inner=self._tpe, draws=_DRAWS)
-        candidates = self.candidates
-        index = {
-            parameter.name: position for position, parameter in enumerate(space.parameters) if len(parameter.values) > 1
-        }
-
-        class RowEstimator(_ParzenEstimator):
-            """Parzen estimator whose samples are free rows if any are drawn."""
-
-            def sample(self, rng: np.random.RandomState, size: int) -> dict[str, NDArray[np.float64]]:
-                if self._search_space.keys() != index.keys():
-                    return super().sample(rng, size)
-                points = super().sample(rng, _BATCH)
-                codes = np.zeros((_BATCH, len(candidates.space.parameters)), np.int64)
-                for name, values in points.items():
-                    codes[:, index[name]] = values
-                free = np.flatnonzero(candidates.free_rows_of(codes) >= 0)
-                kept = free[:size] if free.size else np.arange(size)
-                return {name: values[kept] for name, values in points.items()}
-
-        self._estimator = RowEstimator
-
-    def _tpe(self, seed: int) -> TPESampler:
-        sampler = TPESampler(n_startup_trials=1, multivariate=True, constant_liar=True, seed=seed)
-        sampler._parzen_estimator_cls = self._estimator  # Optuna's hook for another estimator
-        return sampler
+    sampler = TPESampler(n_startup_trials=1, multivariate=True, constant_liar=True, seed=seed)
+    estimator: Any = partial(RowEstimator, candidates=candidates)
+    sampler._parzen_estimator_cls = estimator  # Optuna's hook for another one
+    return sampler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock, RLock
@@ -175,6 +174,8 @@ def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.ra
 class RowSampler(BaseSampler):
     """An Optuna sampler that proposes rows of a search space, each at most once.
 
+    Rows are drawn uniformly from the free ones, or ``in_order`` from the first to the last; a subclass chooses them.
+
     Proposals depend only on the seed and the study's trials: a study that is rebuilt from its finished trials continues
     as the original would have. One instance serves one study, which suggests the parameters with `distributions_of`,
     and whose loop ends when no row is left. ``available`` is a mask over the rows, shape (rows,); None for all. Raise
@@ -184,21 +185,23 @@ class RowSampler(BaseSampler):
     expected_gain: float | None = None
     """Relative gain of the best speed that was expected of the last proposal, 0.01 for 1 %; None without a model."""
 
-    def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None) -> None:
+    def __init__(
+        self, space: SearchSpace, seed: int, available: ArrayLike | None = None, *, in_order: bool = False
+    ) -> None:
         if seed < 0:
             raise InputError(f"the seed is {seed}, expected 0 or more")
         self.candidates = Candidates(space, available)
         self._distributions = distributions_of(space.parameters)
-        self._seed = seed
+        self._seed, self._in_order = seed, in_order
         self._lock = Lock()
         self._begun = 0
         self._seen = 0
         self._open: dict[int, int | None] = {}
         """Rows of the trials that were running when last seen; None while not all parameters of a trial are set."""
 
-    @abstractmethod
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
         """Choose a free row for the trial of that number."""
+        return int(np.argmax(self.candidates.free)) if self._in_order else self.candidates.uniform(rng)
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
         """Take note of a trial whose row was chosen elsewhere."""
@@ -272,14 +275,3 @@ class RowSampler(BaseSampler):
         self.candidates.take(row)
         self._open[number] = row
         self._begun += 1
-
-
-class BaselineSampler(RowSampler):
-    """Proposes every row, from the first to the last, or draws uniformly from the free rows."""
-
-    def __init__(self, space: SearchSpace, seed: int, available: ArrayLike | None = None, *, in_order: bool) -> None:
-        super().__init__(space, seed, available)
-        self._in_order = in_order
-
-    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        return int(np.argmax(self.candidates.free)) if self._in_order else self.candidates.uniform(rng)

@@ -173,7 +173,7 @@ def _optuna(name: str, **arguments: Any) -> BaseSampler:
 
 
 _QUIET = {"warn_independent_sampling": False}
-_WRAPPER, _BASELINE = "optuna_samplers.FeasibleSampler", "row_sampler.BaselineSampler"
+_WRAPPER, _BASELINE = "optuna_samplers.FeasibleSampler", "row_sampler.RowSampler"
 
 
 SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
@@ -187,7 +187,8 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
         ),
         "tpe": SamplerEntry(
             "tree-structured Parzen estimator: models where the fast configurations lie",
-            "optuna_samplers.FeasibleTPESampler",
+            _WRAPPER,
+            {"draws": 2},  # each is a whole batch, see `autotile.search.optuna_samplers.RowEstimator`
         ),
         "gp": SamplerEntry(
             "Optuna's Gaussian process: slow proposals",

@@ -209,7 +209,7 @@ class Search:
         self.sampler = resolve_sampler(sampler, space, available, trials)
         entry = sampler_entry(self.sampler)
         self._rows = entry.make(space, seed, available, sources=sources, trials=trials, estimate=estimate)
-        self._sources = tuple(source.name for source in sources) if "sources" in entry.takes else ()
+        self._sources = tuple(name for name, _ in sources) if "sources" in entry.takes else ()
         self.study = new_study(sampler=self._rows, objectives=objectives)
         """The trials but those of nominated rows, in the order of the proposals; it minimises the objectives."""
         self.space = space

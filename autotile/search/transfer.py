@@ -41,13 +41,8 @@ _LAST_PERIOD = 12
 one; docs/search.md has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Successful trials of another study, with its name in messages."""
-
-    name: str
-    configs: Sequence[Config]
-    times_us: Sequence[float]
+Source = tuple[str, Sequence[tuple[Config, float]]]
+"""Name of another study in messages, and the configurations that ran in it with their times in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,30 +186,30 @@ def transferred_speeds(space: SearchSpace, sources: Sequence[Source]) -> Expecte
     """
     rows = _rows_to_predict(space, sources)
     with one_blas_thread():
-        found = [(each.name, own) for each in sources if (own := _speeds(space, rows, each)) is not None]
+        found = [(name, own) for name, timed in sources if (own := _speeds(space, rows, timed)) is not None]
     return ExpectedSpeeds(rows, np.array([own for _, own in found]), [name for name, _ in found]) if found else None
 
 
 def _rows_to_predict(space: SearchSpace, sources: Sequence[Source]) -> Rows:
     if len(space) <= _MAX_ROWS:
         return np.arange(len(space))
-    own = [row for source in sources for config in source.configs if (row := space.row_of(config)) is not None]
+    own = [row for _, timed in sources for config, _ in timed if (row := space.row_of(config)) is not None]
     drawn = np.random.default_rng(0).integers(len(space), size=_MAX_ROWS)
     return np.unique(np.append(drawn, own)).astype(np.int64)
 
 
-def _speeds(space: SearchSpace, rows: Rows, source: Source) -> Floats | None:
-    shared = [parameter for parameter in space.parameters if all(parameter.name in config for config in source.configs)]
-    if len(source.configs) < _MIN_TRIALS or not shared:
+def _speeds(space: SearchSpace, rows: Rows, timed: Sequence[tuple[Config, float]]) -> Floats | None:
+    configs, times = [config for config, _ in timed], np.array([time_us for _, time_us in timed], np.float64)
+    shared = [parameter for parameter in space.parameters if all(parameter.name in config for config in configs)]
+    if len(configs) < _MIN_TRIALS or not shared:
         return None
     joint = []  # the parameters with the values that only the source has appended
     for parameter in shared:
-        others = dict.fromkeys(config[parameter.name] for config in source.configs)
+        others = dict.fromkeys(config[parameter.name] for config in configs)
         values = (*parameter.values, *(value for value in others if value not in parameter.values))
         joint.append(Parameter(parameter.name, values))
     embedding = Embedding(joint)
-    codes = np.array([[each.values.index(config[each.name]) for each in joint] for config in source.configs])
-    times = np.asarray(source.times_us, np.float64)
+    codes = np.array([[each.values.index(config[each.name]) for each in joint] for config in configs])
     chosen = informative(np.argsort(times, kind="stable"), _MAX_FITTED)
     speeds = times.min() / times[chosen]
     center, spread = float(speeds.mean()), max(float(speeds.std()), 1e-6)
@@ -225,7 +220,7 @@ def _speeds(space: SearchSpace, rows: Rows, source: Source) -> Floats | None:
     process = GaussianProcess(fit(points, targets, embedding.groups), embedding.of(own), points)
     mean, _ = process.predict(targets[None], np.ones(len(chosen), np.bool_))
     predicted = np.clip(center + spread * mean[0], 0.0, 1.0)
-    for config, time in zip(source.configs, times, strict=True):  # measured speeds replace predicted ones
+    for config, time in zip(configs, times, strict=True):  # measured speeds replace predicted ones
         row = space.row_of(config)
         index = int(np.searchsorted(rows, row)) if row is not None else len(rows)
         if index < len(rows) and rows[index] == row:

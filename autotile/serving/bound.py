@@ -390,6 +390,11 @@ class BoundKernel:
         self.count_call()
         return True
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether CUDA graphs launch most of the latest calls of a library by addresses, or few were made."""
+        return self._launcher is None or self._launcher.has_graphs
+
     def count_call(self) -> None:
         """Count a call, also one that a program makes to the library itself."""
         self.calls = calls = self.calls + 1

@@ -26,6 +26,9 @@ _LAUNCH_HOST_US, _STEP_US, _BIAS_US, _RECORDED_US = 8.0, 18.0, 10.0, 130.0
 """Host times, beyond those of PyTorch's product, of a launch, a further launch, the addition of a bias and autograd's
 record in Python; measured in `benchmarks/models.py`, as the one above, with PyTorch 2.11 on an H100 host."""
 
+_CALL_HOST_US = 12.0
+"""Host time of PyTorch's own product, which shows in a shorter one; measured as the ones above, on an H200's host."""
+
 
 def find_product(
     m: int,
@@ -123,6 +126,11 @@ class Gain:
         """The time of the product, with its bias where a kernel computes it."""
         added = self.bias_us if bias and self.launches else 0.0
         return None if self.time_us is None else self.time_us + added
+
+    @property
+    def hides_host(self) -> bool:
+        """Whether the library computes for so long that the host's part of the program's own call does not show."""
+        return self.library_us is None or self.library_us >= _CALL_HOST_US
 
     def is_worthwhile(self, *, bias: bool = False, recorded: bool = False, in_graph: bool = False) -> bool:
         """Whether a launch of the choice is known, or expected, to be faster than the program's call of the library.

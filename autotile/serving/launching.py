@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from threading import local
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,7 +51,6 @@ from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
     ArraySpec,
     CallArrays,
-    CheckedArrays,
     Pointers,
     Signature,
     accepted_pointers,
@@ -151,16 +150,8 @@ _MAX_SEEN = 128
 _PATIENCE = 2048
 """Launches without a graph after which the kept graphs are dropped, or a refused graph is tried again; the cost of
 making graphs then stays negligible even if every launch is on new arrays."""
-
-
-class ParameterLayout(NamedTuple):
-    """Words of the array addresses in a parameter block, places of the tensor maps, and further words of addresses."""
-
-    words: tuple[int, ...]
-    maps: tuple[tuple[int, int, TensorMap | Texture], ...]
-    """Tensor maps and textures, each after the word of its buffer's address, and its own first word."""
-    copies: tuple[tuple[int, int], ...] = ()
-    """Pairs of words, of which the second takes the value of the first: the pointers in structs."""
+_JUDGED_MISSES = 128
+"""Calls of a library without a graph after which it is judged whether graphs are of use."""
 
 
 class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
@@ -211,8 +202,13 @@ class StreamState(msgspec.Struct, eq=False):
 
     _launch: DriverLaunch
     block: ParameterBlock
-    layout: ParameterLayout
     _keep_alive: object
+    words: tuple[int, ...] = ()
+    """Words of the array addresses in the block; none where it has them already."""
+    maps: Sequence[tuple[int, int, TensorMap | Texture]] = ()
+    """Tensor maps and textures, each after the word of its buffer's address, and its own first word."""
+    copies: Sequence[tuple[int, int]] = ()
+    """Pairs of words, of which the second takes the value of the first: the pointers in structs."""
     graphs: LaunchGraphs = msgspec.field(default_factory=LaunchGraphs)
     _mapped: dict[int, int] = msgspec.field(default_factory=dict)
     """Buffer address of each encoded tensor map, by the map's first word."""
@@ -223,15 +219,15 @@ class StreamState(msgspec.Struct, eq=False):
         The stream must not be capturing then.
         """
         words = self.block.words
-        for word, pointer in zip(self.layout.words, pointers, strict=True):
+        for word, pointer in zip(self.words, pointers, strict=True):
             words[word] = pointer
-        for pointer_word, word, tensor_map in self.layout.maps:
+        for pointer_word, word, tensor_map in self.maps:
             pointer = words[pointer_word]
             if self._mapped.get(word) != pointer:  # the buffer has moved
                 encoded = encode_description(tensor_map, pointer)
                 words[word : word + encoded.size] = encoded.view("u1").data.cast("Q")
                 self._mapped[word] = pointer
-        for source, target in self.layout.copies:
+        for source, target in self.copies:
             words[target] = words[source]
         launch, address = self._launch, self.block.address
         launch(stream, address, 0)
@@ -386,11 +382,13 @@ class CallArguments(CallArrays):
         of, addresses = (self._spec, self.plan, self._data, self._problem.dtype), {**pointers, **workspaces}
         return tuple(chain.from_iterable(pack_launches(*of, addresses=addresses, scalars=values)))
 
-    def layout(self, starts: Sequence[int], words: int) -> ParameterLayout:
-        """Return the places of the array addresses, in structs too, and of the tensor maps in a parameter block.
+    def layout(
+        self, starts: Sequence[int], words: int
+    ) -> tuple[tuple[int, ...], Sequence[tuple[int, int, TensorMap | Texture]], Sequence[tuple[int, int]]]:
+        """Return the ``words``, ``maps`` and ``copies`` of a `StreamState`.
 
-        ``starts`` is the first word of each packed parameter. The last of the ``words``, one for each buffer, hold
-        addresses that are not parameters.
+        ``starts`` is the first word of each packed parameter. The last of the ``words`` of the block, one for each
+        buffer, hold addresses that are not parameters.
         """
         buffers = self._spec.buffers
         passed = [self._spec.argument(name) for launch in self.plan.launches for name in launch.arguments]
@@ -414,7 +412,7 @@ class CallArguments(CallArrays):
         )
         repeated = ((word[a.name], start) for a, start in found if a.is_given and start != word[a.name])
         places = tuple(word[b.name] for b in buffers)
-        return ParameterLayout(places, tuple(map_places), (*repeated, *copies))
+        return places, tuple(map_places), (*repeated, *copies)
 
 
 class CaptureFolder:
@@ -490,6 +488,8 @@ class ArrayLauncher:
     """Base of the launchers of kernels and of libraries: requirements on arrays, and the CUDA runtime."""
 
     _arrays: CallArrays
+    has_graphs = True
+    """Whether graphs launch most calls of a library, as the arrays of earlier ones come again, or few were made."""
 
     def __init__(self, code: Code, device_index: int) -> None:
         self._code = code
@@ -514,25 +514,25 @@ class ArrayLauncher:
         `CaptureFolder.write` and, of a kernel, `CallArguments.pack`.
         """
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            checked = self._checked(arrays, scalars, folder or self.folder)
-            self._launch_checked(checked, scalars)
-        kind, library = type(checked.arrays[0]), library_of(checked.arrays[0])
+            full, pointers = self._checked(arrays, scalars, folder or self.folder)
+            self._launch_checked(full, pointers, scalars)
+        kind, library = type(full[0]), library_of(full[0])
         if library is not None and self.folder is None and kind not in self._libraries:
             self._libraries[kind] = library.stream, library.signature, self._arrays.array_specs(library)
-        return checked.arrays
+        return full
 
     def _checked(
         self, arrays: Sequence[Any], scalars: Mapping[str, float], folder: CaptureFolder | None
-    ) -> CheckedArrays:
-        """Check the arrays of a call, and write it to a folder if there is one."""
-        checked = self._arrays.check(arrays)
+    ) -> tuple[tuple[Any, ...], dict[str, int]]:
+        """Check the arrays of a call, and write it to a folder if there is one; return all, and their addresses."""
+        full, views = self._arrays.check(arrays)
         if folder is not None:
-            folder.write(self._code, checked.views, scalars)
+            folder.write(self._code, views, scalars)
         if self.folder is not None and self.folder.is_full:
             self.folder = None
-        return checked
+        return full, {name: int(view.data.ptr) for name, view in views.items()}
 
-    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
+    def _launch_checked(self, arrays: Sequence[Any], pointers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
         raise NotImplementedError
 
 
@@ -625,8 +625,8 @@ class KernelLauncher(ArrayLauncher):
         states: ByStream[StreamState] = ByStream()
 
         def new_state(stream: int) -> StreamState:
-            with on_stream(checked.arrays):
-                state = self._new_state(stream, checked.pointers, scalars, is_bound=True)
+            with on_stream(full):
+                state = self._new_state(stream, pointers, scalars, is_bound=True)
             states.keep(stream, state)
             return state
 
@@ -646,14 +646,14 @@ class KernelLauncher(ArrayLauncher):
 
         with device(index):
             with on_stream(arrays):
-                checked = self._checked(arrays, scalars, self.folder)
-            current_stream = (library_of(checked.arrays[0]) or self._cupy).stream
+                full, pointers = self._checked(arrays, scalars, self.folder)
+            current_stream = (library_of(full[0]) or self._cupy).stream
             new_state(current_stream(index))  # so that errors are raised here
         return launch if self._one_device else launch_on_device
 
-    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
+    def _launch_checked(self, arrays: Sequence[Any], pointers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
         keeps = not scalars and self.folder is None
-        self._launch_first(self._cupy.stream(self._device_index), checked.pointers, scalars, keeps=keeps)
+        self._launch_first(self._cupy.stream(self._device_index), pointers, scalars, keeps=keeps)
 
     def _launch_first(
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
@@ -662,7 +662,7 @@ class KernelLauncher(ArrayLauncher):
         state = self._new_state(stream, pointers, scalars)
         state.launch(stream, ())
         if keeps and stream not in self._states.by_stream:  # an existing state, with its graphs, stays valid
-            state.layout = self.arguments.layout(state.block.starts, len(state.block.words))
+            state.words, state.maps, state.copies = self.arguments.layout(state.block.starts, len(state.block.words))
             self._states.keep(stream, state)
 
     def _new_state(
@@ -670,7 +670,7 @@ class KernelLauncher(ArrayLauncher):
     ) -> StreamState:
         """Return new parameters for CuPy's current stream, which are always those of the same arrays if ``is_bound``.
 
-        The state launches on the arrays at ``pointers`` until it is given a layout.
+        The state launches on the arrays at ``pointers`` until it is given the words of others.
         """
         load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current
         workspaces = self.arguments.workspaces.current()
@@ -678,11 +678,11 @@ class KernelLauncher(ArrayLauncher):
         block = ParameterBlock(values, spare_words=len(pointers))
         launch, own = self._launch, None
         if self._preparation is not None:
-            words = self.arguments.layout(block.starts, len(block.words)).words
+            words, *_ = self.arguments.layout(block.starts, len(block.words))
             for name, word in zip(self.arguments.shapes, words, strict=True):
                 block.words[word] = pointers[name]
             launch, own = self._preparation.launch(launch, block, words, stream, is_bound=is_bound)
-        return StreamState(launch, block, ParameterLayout((), (), ()), (self._functions, workspaces, own))
+        return StreamState(launch, block, (self._functions, workspaces, own))
 
 
 class LibraryLauncher(ArrayLauncher):
@@ -698,6 +698,8 @@ class LibraryLauncher(ArrayLauncher):
         self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
         """Graphs of the products that came again, by stream."""
+        self._hits = self._misses = 0
+        """Calls that a graph launched, or none, since that was judged."""
 
     @cached_property
     def _arrays(self) -> CallArrays:
@@ -734,10 +736,15 @@ class LibraryLauncher(ArrayLauncher):
         is_captured = stream != 0 and self._is_capturing(stream)
         graph = graphs.get(pointers)
         if graph is not None and not is_captured:
+            self._hits += 1
             self._launch_graph(graph.executable, stream)
             return True
         memory = gemm.memory(stream)
         gemm(stream, pointers, memory=memory)
+        self._misses += 1
+        if self._misses == _JUDGED_MISSES:
+            self.has_graphs = self._hits > self._misses
+            self._hits = self._misses = 0
         if self._with_graphs and not is_captured:
             graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
         return True
@@ -749,9 +756,9 @@ class LibraryLauncher(ArrayLauncher):
         launched = self.launch_fast(arrays, scalars) if stream is None and folder is None else None
         return launched if launched is not None else super().launch(arrays, stream, scalars, folder)
 
-    def _launch_checked(self, checked: CheckedArrays, scalars: Mapping[str, float]) -> None:
-        pointers = [int(checked.views[buffer.name].data.ptr) for buffer in self._spec.buffers]
-        self._launch(checked.arrays, pointers, load_cupy().cuda.get_current_stream().ptr, scalars)
+    def _launch_checked(self, arrays: Sequence[Any], pointers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
+        in_order = [pointers[buffer.name] for buffer in self._spec.buffers]
+        self._launch(arrays, in_order, load_cupy().cuda.get_current_stream().ptr, scalars)
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:
         """Check arrays, and return a function that computes on them."""

@@ -225,10 +225,10 @@ class _RaceOutputs:
     def __init__(self, kernel: BoundKernel, arrays: Sequence[Any]) -> None:
         spec, problem = kernel.definition.spec, kernel.problem
         own = kernel._code.problem
-        checked = CallArrays(spec, own, kernel.config or spec.default, kernel._launch_device()).check(arrays)
+        full, views = CallArrays(spec, own, kernel.config or spec.default, kernel._launch_device()).check(arrays)
         self._buffers = spec.buffers
         self._types = [b.element_type(problem.dtype, problem.sizes) for b in self._buffers]
-        self._views = [checked.views[b.name] for b in self._buffers]
+        self._views = [views[b.name] for b in self._buffers]
         self._outputs = [i for i, b in enumerate(self._buffers) if b.access != "in"]
         ranges = [(view.data.ptr, view.data.ptr + view.nbytes) for view in self._views]
         self.is_raceable = all(self._types[i] in _COMPARED for i in self._outputs) and not any(
@@ -243,10 +243,10 @@ class _RaceOutputs:
         self.expected: list[Any] = []
         self.written: list[Any] = []
         for made in (self.expected, self.written) if self.is_raceable else ():
-            made.extend(checked.arrays)
+            made.extend(full)
             for i in self._outputs:
                 shape = tuple(self._views[i].shape)
-                made[i] = new_array(checked.arrays[i], shape, self._types[i], zeroed=False)
+                made[i] = new_array(full[i], shape, self._types[i], zeroed=False)
 
     def restore(self, arrays: Sequence[Any]) -> None:
         """Give outputs that are also read their content."""

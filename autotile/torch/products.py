@@ -144,24 +144,47 @@ def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor]) ->
         _products.note(key, (kernel, kernel.choice, function))
 
 
+def _gain_of(kernel: BoundKernel) -> Gain:
+    """Return the gain of what is served, which is found once for each choice."""
+    gain = _notes.get(kernel)
+    if gain is None or gain.choice is not kernel.choice:
+        gain = _products.note(kernel, Gain.of(kernel))
+    return gain  # type: ignore[no-any-return]
+
+
+def _is_short(library: BoundKernel) -> bool:
+    """Whether the host's part of PyTorch's own call of the library would show, and a graph makes it shorter.
+
+    In a capture it would not, and the memory that PyTorch's call takes is of the graph's pool.
+    """
+    hides_host = _gain_of(library).hides_host or not library.has_graphs
+    return not (hides_host or torch.cuda.is_current_stream_capturing())
+
+
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
-    """Compute the product of two tensors, without a gradient: by PyTorch where its library is served."""
+    """Compute the product of two tensors, without a gradient.
+
+    Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call shows.
+    """
     options = _OPTIONS[emulate]
     known = _products.find(a, b, options)
-    if (known is None or known.kernel.is_library) and _is_plain(a):
+    if (known is None or (known.kernel.is_library and not _is_short(known.kernel))) and _is_plain(a):
         key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
             known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
             if known is None:
                 return by_torch(a, b)
         if known is not None and known.kernel.is_library and read_settings().capture is None:
-            _leave(key, known.kernel, by_torch)
+            if not torch.cuda.is_current_stream_capturing():
+                _leave(key, known.kernel, by_torch)
             known.kernel.count_call()
             return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
     if made is None:
+        if known.kernel.is_library and _is_plain(a) and read_settings().capture is None:  # another device is current
+            return _torch_product(a, b)(a, b)
         made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
     return made
 
@@ -169,9 +192,10 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
 def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     """Compute ``a @ b`` on PyTorch's current stream, with the kernel that was measured to be the fastest.
 
-    Where cuBLAS is served, PyTorch calls it, unless PyTorch's settings would round float32 to TF32. Under
-    ``torch.compile`` and where calls are intercepted, it is the operator ``torch.ops.autotile.matmul``. In transforms
-    of ``torch.func``, in forward-mode differentiation and on the CPU it is PyTorch's own product, by its settings.
+    Where cuBLAS is served, PyTorch calls it, unless PyTorch's settings would round float32 to TF32, or the product
+    takes less time than the host's part of PyTorch's call. Under ``torch.compile`` and where calls are intercepted, it
+    is the operator ``torch.ops.autotile.matmul``. In transforms of ``torch.func``, in forward-mode differentiation and
+    on the CPU it is PyTorch's own product, by its settings.
 
     Parameters
     ----------
@@ -266,8 +290,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
     """Compute ``input @ weight.T + bias`` as `torch.nn.functional.linear` does, or faster.
 
     A kernel is launched where it is known or expected to be faster than PyTorch's own function, and PyTorch's runs for
-    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record. All else is
-    left to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
+    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record. Without a
+    bias, a product of cuBLAS that is shorter than the host's part of PyTorch's call is launched, too. All else is left
+    to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
     whatever is traced, transformed or under autocast (which keeps converted weights), and float32 where PyTorch may
     round it to TF32. In graphs of ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
 
@@ -379,21 +404,22 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains."""
     options = ("linear", emulate)
     known = _products.find(input, weight, options)
+    is_short = known is not None and bias is None and known.kernel.is_library and _is_short(known.kernel)
     if known is None:
         shape = (*input.shape[:-1], weight.shape[0])
         known = _chosen((input, weight), options, (key, _torch_linear), _problem(input, weight, emulate), shape)
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
-    gain = _notes.get(kernel)
-    if gain is None or gain.choice is not kernel.choice:
-        gain = _products.note(kernel, Gain.of(kernel))
-    if not gain.is_worthwhile(bias=bias is not None) and read_settings().capture is None:
-        _leave(key, kernel, _torch_linear)
+    if not (is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None)) and read_settings().capture is None:
+        if not torch.cuda.is_current_stream_capturing():
+            _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
     result: Tensor | None = known.launch(input, weight)
     if result is None:
+        if is_short and read_settings().capture is None:
+            return _torch_linear(input, weight, bias)
         n, k = weight.shape
         factor = weight.detach() if is_transposed(n, k) else weight.detach().t()
         result = kernel(input.detach().view(-1, k), factor).view(*input.shape[:-1], n)

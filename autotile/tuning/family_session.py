@@ -81,7 +81,7 @@ class FamilyResult(ScheduleResult, Reported):
 
     def page_content(self) -> PageContent:
         """As for `Reported`, of all problems of the family."""
-        return PageContent(self.database, self.kernel, {}, self.dtype, self.device.name)
+        return self.database, self.kernel, {}, self.dtype, self.device.name
 
     def _heading(self) -> str:
         return f"{self.kernel} {self.family} {self.dtype} on {device_text(self.device)}"
@@ -180,7 +180,7 @@ def tune_family(
         # in replay, the points are selected from the problems of the family that were recorded
         version = kernel.name, dtype, options.l2, version_of(kernel)
         fields = attrgetter("kernel", "dtype", "l2_mode", "version")
-        headers = [header for entry in list_recordings(settings.recording_folders) if (header := entry.header)]
+        headers = [one for _, one in list_recordings(settings.recording_folders) if not isinstance(one, str)]
         recorded = [(one.device, one.problem) for one in headers if one.device and fields(one.key) == version]
         members = [(device, problem.sizes) for device, problem in recorded if problem.sizes in family]
         if not members:

@@ -121,10 +121,10 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
     """
     if options.replay not in (None, "auto"):
         recording = read_recording(user_path(str(options.replay), "a recording"), kernel=problem.kernel)
-    elif (found := find_recording(folders, problem.kernel, problem.sizes, problem.dtype)) is not None:
-        recording = read_recording(found.path)
+    elif (path := find_recording(folders, problem.kernel, problem.sizes, problem.dtype)) is not None:
+        recording = read_recording(path)
     else:
-        headers = [entry.header for entry in list_recordings(folders) if entry.header is not None]
+        headers = [header for _, header in list_recordings(folders) if not isinstance(header, str)]
         known = [str(header.problem) for header in headers if header.problem.kernel == problem.kernel]
         recorded = f"recorded are: {'; '.join(known)}" if known else f"nothing is recorded of {problem.kernel}"
         where = "no CUDA device here and no" if options.replay is None else "no"

@@ -206,15 +206,13 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
     ]
     if not others:
         return []
-    from autotile.search.transfer import Source  # imports SciPy
-
     others.sort(
         key=lambda study: (
             (study.key.gpu_name != key.gpu_name) + (study.key.compute_capability != key.compute_capability),
             *size_distance(study.key.sizes, key.sizes),
         )
     )
-    sources = []
+    sources: list[Source] = []
     for study in others[:_MAX_SOURCES]:
         other = study.key
         name = config_text(other.sizes)
@@ -223,9 +221,10 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
             name += " of another version"
         searched = database.trials(study.study_id, phase="search")
         newest = {config_key(t.config): t for t in searched if t.outcome.has_time and t.time_us is not None}
-        times = [trial.cost for trial in newest.values() if trial.cost is not None]
-        sources.append(Source(name, [trial.config for trial in newest.values()], times))
-    return [source for source in sources if len(source.configs) >= _MIN_TIMED_TRIALS]
+        timed = [(trial.config, trial.cost) for trial in newest.values() if trial.cost is not None]
+        if len(timed) >= _MIN_TIMED_TRIALS:
+            sources.append((name, timed))
+    return sources
 
 
 def find_served(database: Database, study_id: int, options: TuneOptions) -> Config | None:
@@ -294,9 +293,8 @@ class SearchPlan:
         self._sources = find_sources(database, key) if options.transfer else []
         named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]
         named += [config for config in (self.incumbent, self._served) if config is not None]
-        for source in self._sources:  # the fastest few configurations of another study may be fast here, too
-            fastest = sorted(zip(source.times_us, source.configs, strict=True), key=itemgetter(0))
-            named += [config for _, config in fastest[:_BEST_OF_EACH]]
+        for _, timed in self._sources:  # the fastest few configurations of another study may be fast here, too
+            named += [config for config, _ in sorted(timed, key=itemgetter(1))[:_BEST_OF_EACH]]
         outside = (config for config in named if space.row_of(config) is None)
         # with those that only the heuristics of the space exclude, not a rule or a limit
         valid = (config for config in outside if not check_config(spec, config, problem, device))

@@ -13,7 +13,7 @@ from stored_runs import SEARCHING
 
 import autotile
 from autotile.api import progress as module
-from autotile.api.progress import ProgressLine, default_display, short_line
+from autotile.api.progress import default_display, progress_line, short_line
 from autotile.core.model import Measurement, Outcome, Problem, Trial
 from autotile.kernel.problem import Workrate
 from autotile.tuning.progress_state import Place, Progress
@@ -190,44 +190,49 @@ def test_the_line_ends_with_its_block_and_the_last_state(terminal, changes, show
 class TestLine:
     @pytest.fixture
     def line(self, terminal):
-        return ProgressLine(default_display())
+        return progress_line(default_display())
+
+    @pytest.fixture
+    def show(self, line):
+        with line as show:
+            yield show
 
     def test_it_waits_for_its_interval_and_shows_the_last_state_at_the_end(self, line, terminal, monkeypatch):
         now_s, counts = [10.0], []
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-        for at_s, phase in [(0.0, "a"), (0.2, "a"), (0.26, "a"), (0.5, "a"), (0.52, "a"), (0.53, "b"), (0.54, "b")]:
-            now_s[0] = 10.0 + at_s
-            line.show(replace(PROGRESS, phase=phase))
-            counts.append(terminal.getvalue().count("\rscale: "))
-        assert counts == [1, 1, 2, 2, 3, 4, 4]
-        line.close()
+        with line as show:
+            for at_s, phase in [(0.0, "a"), (0.2, "a"), (0.26, "a"), (0.5, "a"), (0.52, "a"), (0.53, "b"), (0.54, "b")]:
+                now_s[0] = 10.0 + at_s
+                show(replace(PROGRESS, phase=phase))
+                counts.append(terminal.getvalue().count("\rscale: "))
+            assert counts == [1, 1, 2, 2, 3, 4, 4]
         assert terminal.getvalue().count("\rscale: ") == 5
 
-    def test_it_says_at_once_what_a_session_waits_for(self, line, terminal):
-        line.show(PROGRESS)
-        line.show(replace(PROGRESS, waiting="the scheduler does not answer"))
+    def test_it_says_at_once_what_a_session_waits_for(self, show, terminal):
+        show(PROGRESS)
+        show(replace(PROGRESS, waiting="the scheduler does not answer"))
         assert terminal.screen[1].startswith("scale: the scheduler does not answer; searching 50/200, ")
-        line.show(PROGRESS)
+        show(PROGRESS)
         assert terminal.screen[1].startswith("scale: searching 50/200, ")
 
-    def test_a_longer_line_leaves_nothing_behind(self, line, terminal):
-        line.show(replace(PROGRESS, problem=replace(PROBLEM, kernel="a_long_head_of_the_line")))
-        line.show(replace(PROGRESS, best=None, problem=replace(PROBLEM, kernel="x")))
+    def test_a_longer_line_leaves_nothing_behind(self, show, terminal):
+        show(replace(PROGRESS, problem=replace(PROBLEM, kernel="a_long_head_of_the_line")))
+        show(replace(PROGRESS, best=None, problem=replace(PROBLEM, kernel="x")))
         assert terminal.screen[1] == "x: searching 50/200, 3.00 s elapsed, 15.0 s left"
 
     def test_a_notice_is_shown_once_and_above_the_line(self, line, terminal):
-        line.show(replace(PROGRESS, notices=()))
-        for _ in range(2):
-            line.show(PROGRESS)
-        line.close()
+        with line as show:
+            show(replace(PROGRESS, notices=()))
+            for _ in range(2):
+                show(PROGRESS)
         assert terminal.screen[0] == "launches are replayed"
         assert terminal.getvalue().count("launches are replayed") == 1
 
     @pytest.mark.parametrize("columns", [40, 200])
-    def test_it_is_cut_to_the_width_of_the_terminal(self, line, terminal, monkeypatch, columns):
+    def test_it_is_cut_to_the_width_of_the_terminal(self, show, terminal, monkeypatch, columns):
         monkeypatch.setattr(terminal, "fileno", lambda: 2)
         monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
-        line.show(PROGRESS)
+        show(PROGRESS)
         shown = terminal.screen[1]
         assert len(shown) < columns
         assert shown.endswith("..." if columns == 40 else "BM=128")

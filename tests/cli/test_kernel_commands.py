@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from child_python import python
-from feature_kernels import SPLIT_SPACE, SPLIT_TEMPLATE, write_kernel
+from feature_kernels import copy_kernel
 from interrupts import heeded_interrupts
 
 import autotile
@@ -88,19 +88,6 @@ class TestExplain:
         assert answer.document["resources"] is None
         assert answer.document["occupancy"]["compiled"] is False
 
-    def test_a_tile_that_a_chip_holds_or_cannot_hold_and_a_value_that_is_not_listed(self, run, scale_toml):
-        answer = run("explain", scale_toml, "THREADS=96", "--device", "h200", "--json")
-        assert (answer.code, answer.document["valid"]) == (1, False)
-        assert "not among its values" in answer.document["fault"]
-        found = run("explain", "matmul_tiled", "TILE=32", "--device", "g80", "--json").document
-        assert found["valid"] is False
-        assert "allows 512" in found["fault"]
-        answer = run("explain", "matmul_tiled", "TILE=32", "GUARDED=0", "--device", "rtx-3060")
-        assert "GUARDED=False" in answer.out
-        assert "8,192 B static" in answer.out
-        assert "1,024 threads" in answer.out
-        assert "limited by threads" in answer.out
-
     def test_a_kernel_that_takes_other_arguments_or_does_not_compile_is_explained_and_not_valid(self, run, scale_toml):
         template = scale_toml.with_suffix(".cu")
         template.write_text(template.read_text().replace("int n, float factor", "int n, float factor, short m"))
@@ -137,7 +124,7 @@ class TestExplain:
 
 class TestKernelsOfOneKindOfDevice:
     def test_flags_are_given_like_sizes(self, run, tmp_path):
-        split = write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)
+        split = copy_kernel(tmp_path, "split")
         answer = run("explain", split, "TRANS_B=1", "SPLIT_K=5", "M=100", "N=50", "K=64", "--device", "a100", "--json")
         found = answer.document
         assert (answer.code, found["fault"]) == (0, "")
@@ -205,12 +192,6 @@ class TestSurvey:
         assert f"wrote {tmp_path / 'survey.html'}" in answer.err
         assert (tmp_path / "survey.html").read_text().startswith("<!DOCTYPE html>")
         assert run("space", "--compile", scale_toml, "-o", "/no/such/folder/survey.html").code == 2
-
-    def test_bad_input_is_one_line(self, run, scale_toml):
-        for words in (["--device", "nosuch"], ["--csv", "-", "--json"], ["--csv", "/"], ["n=0"]):
-            answer = run("space", "--compile", scale_toml, *words)
-            answer.is_refused("error: ")
-            assert answer.err.count("\n") == 1
 
     def test_ctrl_c_shows_what_there_is(self, scale_toml, tmp_path):
         template = scale_toml.with_suffix(".cu")

@@ -3,7 +3,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 from stored_runs import SEARCHING
 
+from autotile.api.inspection import SurveyProgress
 from autotile.api.progress import left_text, plain_line
 from autotile.cli import progress as progress_module
-from autotile.cli.progress import CountProgress, TuneProgress, completion
+from autotile.cli.progress import TuneProgress, completion, count_progress
 from autotile.core.model import Outcome, Problem
 from autotile.kernel.problem import Workrate
 from autotile.tuning.progress_state import Place, Progress
@@ -21,6 +22,7 @@ from autotile.tuning.progress_state import Place, Progress
 PROBLEM = Problem("sgemm", {"M": 4096, "N": 4096, "K": 4096}, "float32")
 RATE = Workrate(flops=2 * 4096**3, bytes=12 * 4096**2, dtype="float32")
 PROGRESS = replace(SEARCHING, problem=PROBLEM, rate=RATE)
+COUNTED = SurveyProgress(1, 100, failed=0, elapsed_s=1.0, notices=())
 
 
 class TestProgress:
@@ -63,14 +65,6 @@ class TestProgress:
         assert ("trials" in drawn.split("best")[0]) == (phase == "searching")
 
 
-@dataclass
-class Counted:
-    done: int
-    planned: int = 100
-    failed: int = 0
-    elapsed_s: float = 1.0
-
-
 def placed(of: str) -> Callable[..., Progress]:
     """Return what makes states of sessions in a schedule."""
 
@@ -86,7 +80,7 @@ SWEEP = replace(PROGRESS, phase="measuring", target=None, gates={}, best=None, o
 Shown = Callable[[Console], tuple[Any, Any]]
 DISPLAYS: dict[str, Shown] = {
     "tune": lambda console: (TuneProgress(console), PROGRESS),
-    "count": lambda console: (CountProgress(console), Counted(1)),
+    "count": lambda console: (count_progress(console), COUNTED),
     "family": lambda console: (TuneProgress(console), STEPS["family"]()),
     "operation": lambda console: (TuneProgress(console), STEPS["operation"]()),
     "plan": lambda console: (TuneProgress(console), STEPS["plan"]()),
@@ -212,32 +206,35 @@ class TestThrottling:
     @pytest.mark.parametrize("name", ["tune", "family", "operation", "sweep"])
     def test_lines_of_a_phase(self, clock, name):
         console = elsewhere()
-        observe, state = DISPLAYS[name](console)
+        display, state = DISPLAYS[name](console)
         headings = 1 if name in {"family", "operation"} else 0
         counts = []
-        for at_s in (0.0, 14.9, 15.0, 29.9, 30.0, 31.0, 45.9, 46.0):
-            clock.s = 1000.0 + at_s
-            observe(replace(state, phase="one" if at_s < 31 else "two"))
-            counts.append(self.printed(console) - headings)
+        with display as observe:
+            for at_s in (0.0, 14.9, 15.0, 29.9, 30.0, 31.0, 45.9, 46.0):
+                clock.s = 1000.0 + at_s
+                observe(replace(state, phase="one" if at_s < 31 else "two"))
+                counts.append(self.printed(console) - headings)
         assert counts == [1, 1, 2, 2, 3, 4, 4, 5]
 
     @pytest.mark.parametrize("name", ["count", "plan"])
     def test_lines_of_a_whole(self, clock, name):
         console = elsewhere()
-        observe, state = DISPLAYS[name](console)
+        display, state = DISPLAYS[name](console)
         counts = []
-        for intervals in (0.0, 0.99, 1.01, 1.1, 2.0, 2.02, 2.1):
-            clock.s = 1000.0 + 15.0 * intervals
-            observe(state)
-            counts.append(self.printed(console))
+        with display as observe:
+            for intervals in (0.0, 0.99, 1.01, 1.1, 2.0, 2.02, 2.1):
+                clock.s = 1000.0 + 15.0 * intervals
+                observe(state)
+                counts.append(self.printed(console))
         assert counts == [0, 0, 1, 1, 1, 2, 2]
 
     def test_a_line_of_a_whole_says_how_much_time_is_left(self, clock):
         console = elsewhere(width=40)
-        observe, _ = DISPLAYS["count"](console)
-        for done in range(1, 11):
-            clock.s = 1000.0 + 2.0 * done
-            observe(Counted(done, failed=3, elapsed_s=2.0 * done))
+        display, _ = DISPLAYS["count"](console)
+        with display as observe:
+            for done in range(1, 11):
+                clock.s = 1000.0 + 2.0 * done
+                observe(replace(COUNTED, done=done, failed=3, elapsed_s=2.0 * done))
         (line,) = console.file.getvalue().splitlines()  # however narrow the console is
         assert line == "compiling 8/100, 3 cannot be launched, 16.0 s elapsed, about 3 min 04 s left"
 

@@ -197,23 +197,17 @@ class TestExchange:
 
 
 @pytest.mark.usefixtures("tuned")
-def test_a_bundle_is_made_and_looked_into(run, scale_toml, tmp_path):
+def test_a_bundle_for_several_architectures_is_made_and_served_from(run, scale_toml, tmp_path):
     path = tmp_path / "app.autotile"
-    answer = run("export", "--format", "bundle", scale_toml, "-o", path, "--json")
-    assert answer.code == 0
-    made = answer.document
-    assert (made["file"], made["bytes"]) == (str(path), path.stat().st_size)
-    assert made["kernels"] == [{"kernel": "scale", "problems": 1, "cubins": 2, "architectures": ["sm_90"]}]
-    assert len(made["digest"]) == 64
-    served = run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path, "--json").document
-    assert served["config"] == {"THREADS": 256, "WORK": 4}
-    assert served["bundle"].startswith(f"{path}, compiled for sm_90 with NVRTC ")
-    assert str(path) in run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path).out
-    words = ("-o", tmp_path / "x", "--arch", "sm_80", "--arch", "sm_90")
+    words = ("-o", path, "--arch", "sm_80", "--arch", "sm_90")
     answer = run("export", "--format", "bundle", scale_toml, "n=1048576", *words)
     assert answer.code == 0
     assert "sm_80 sm_90" in answer.out
     assert "digest" in answer.out
+    served = run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path, "--json").document
+    assert served["config"] == {"THREADS": 256, "WORK": 4}
+    assert served["bundle"].startswith(f"{path}, compiled for sm_90 with NVRTC ")
+    assert str(path) in run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path).out
 
 
 @pytest.mark.usefixtures("tuned")

@@ -1,7 +1,6 @@
 """Tables of results: no line ends in spaces, no word is broken, and a row that is too long becomes several lines."""
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,14 +14,14 @@ from autotile.api.devices import DeviceList
 from autotile.api.inspection import OperationExplanation
 from autotile.api.plans import PlanEntry, PlanResult
 from autotile.api.results import MissList, RecordingList, StudyList, StudyTrial, TrialList
-from autotile.cli.output import Listing, facts, print_trimmed, render, table
+from autotile.cli.output import facts, print_trimmed, render, table
 from autotile.core.device import device_profile, profile_names
-from autotile.core.model import Config, Effect, Measurement, Outcome, Problem, Resources, Stopped, Trial
+from autotile.core.model import Effect, Measurement, Outcome, Problem, Resources, Stopped, Trial
 from autotile.core.statistics import Interval
-from autotile.core.text import RIGHT, Part, Result
+from autotile.core.text import RIGHT, Part, Result, ResultTable
 from autotile.database.database import StoredTrial, StudySummary
 from autotile.database.keys import TuningKey
-from autotile.exchange.recording import RecordingFile, RecordingHeader
+from autotile.exchange.recording import RecordingHeader
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import Workrate
 from autotile.search.importance import ParameterEffects, Threshold
@@ -37,9 +36,22 @@ CONFIG = dict.fromkeys(("BM", "BN", "BK", "TM", "TN", "LANES_X", "VEC", "STAGES"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-def drawn(report: RenderableType, width: int) -> list[str]:
+@dataclass(repr=False)
+class Shown(Result):
+    parts: tuple[Part, ...]
+    heading: str = ""
+
+    def _heading(self) -> str:
+        return self.heading
+
+    def _parts(self) -> tuple[Part, ...]:
+        return self.parts
+
+
+def drawn(report: Result | RenderableType, width: int) -> list[str]:
     stream = io.StringIO()
-    print_trimmed(Console(file=stream, width=width, markup=False, highlight=False), report)
+    console = Console(file=stream, width=width, markup=False, highlight=False)
+    print_trimmed(console, render(report, console) if isinstance(report, Result) else report)
     return stream.getvalue().splitlines()
 
 
@@ -61,7 +73,7 @@ def stored_trial(study: int) -> StoredTrial:
     return StoredTrial(1, study, 1, "search", None, NOON, trial)
 
 
-def reports() -> dict[str, RenderableType]:
+def reports() -> dict[str, Result]:
     study = StudySummary(1, key(), device_profile("h200"), NOON, 1, 200, 150, NOON, CONFIG, 3057.0)
     header = RecordingHeader(key=key(), parameters=(), device=device_profile("h200"), valid_configs=14712)
     problem, gpu = Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090"
@@ -69,17 +81,15 @@ def reports() -> dict[str, RenderableType]:
     miss = AssessedMiss(problem, gpu, "transferred", 7, NOON, None, True, *cost_us)
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
-        "studies": render(StudyList((study,), "t.db")),
-        "recordings": render(RecordingList((RecordingFile(file, header), RecordingFile(file, None, "it is damaged")))),
-        "trials": render(TrialList((StudyTrial(key(), stored_trial(1)),))),
-        "trials of several studies": render(
-            TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2)))
-        ),
-        "misses": render(MissList((miss,))),
-        "plan": render(plan_result()),
-        "operation": render(replace(operation_result(), call="kernel = autotile.get_best_kernel(...)")),
-        "contenders": render(operation_explanation()),
-        "devices": render(DeviceList((), {name: device_profile(name) for name in profile_names()}, (CEILINGS,))),
+        "studies": StudyList((study,), "t.db"),
+        "recordings": RecordingList(((file, header), (file, "it is damaged"))),
+        "trials": TrialList((StudyTrial(key(), stored_trial(1)),)),
+        "trials of several studies": TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2))),
+        "misses": MissList((miss,)),
+        "plan": plan_result(),
+        "operation": replace(operation_result(), call="kernel = autotile.get_best_kernel(...)"),
+        "contenders": operation_explanation(),
+        "devices": DeviceList((), {name: device_profile(name) for name in profile_names()}, (CEILINGS,)),
     }
 
 
@@ -148,9 +158,8 @@ def test_a_report_fits_breaks_no_word_and_no_line_ends_in_spaces(name):
 
 
 class TestListing:
-    LISTING = Listing(
-        ("name", f"{RIGHT}count", "long", "note"), [("a", "1", "x " * 20, ""), ("b", "22", "y", "-")], ("long",)
-    )
+    ROWS = (("a", "1", "x " * 20, ""), ("b", "22", "y", "-"))
+    LISTING = Shown((ResultTable(("name", f"{RIGHT}count", "long", "note"), ROWS, ("long",)),))
 
     def test_wide_enough_is_a_table_and_too_long_a_column_moves_below_its_row(self):
         lines = drawn(self.LISTING, 80)
@@ -170,20 +179,11 @@ class TestListing:
         lines = drawn(self.LISTING, 12)
         assert lines[:3] == ["name   count", "────────────", "a          1"]
         assert not any("note" in line for line in lines)
-        assert drawn(Listing(("name", "value"), [("a long name", "1")]), 8)[0] == "name"
-
-
-class Paragraphs(Result):
-    def _heading(self) -> str:
-        return "a title"
-
-    def _parts(self) -> Iterator[Part]:
-        yield "one"
-        yield "word " * 30
+        assert drawn(Shown((ResultTable(("name", "value"), [("a long name", "1")]),)), 8)[0] == "name"
 
 
 def test_titles_paragraphs_and_facts_end_where_they_end():
-    lines = drawn(render(Paragraphs()), 10_000)
+    lines = drawn(Shown(("one", "word " * 30), "a title"), 10_000)
     assert lines == ["a title", "", "one", "", ("word " * 30).strip()]
     shown = table("one", "two")
     shown.add_row("a", "")
@@ -229,7 +229,7 @@ RESULT = TuneResult(
 
 
 def shown(result: TuneResult, width: int = 120) -> list[str]:
-    return drawn(render(replace(result, call='kernel = autotile.get_best_kernel("sgemm", M=4096)')), width)
+    return drawn(replace(result, call='kernel = autotile.get_best_kernel("sgemm", M=4096)'), width)
 
 
 NOTHING_RAN = {"winner": None, "default": None, "speedup": None}
@@ -313,18 +313,9 @@ def front_trial(number: int) -> Trial:
     )
 
 
-@dataclass(repr=False)
-class Shown(Result):
-    front: Front
-    winner: Config
-
-    def _parts(self) -> Iterator[Part]:
-        yield self.front.table(self.winner)
-
-
 def front_lines(count: int, *objectives: str, winner: int = 0, width: int = 120) -> list[str]:
     front = Front(("time", *objectives), tuple(front_trial(number) for number in range(count)))
-    return drawn(render(Shown(front, {"BM": winner, "SWIZZLE": "row-major-in-groups"})), width)
+    return drawn(Shown((front.table({"BM": winner, "SWIZZLE": "row-major-in-groups"}),)), width)
 
 
 def test_each_objective_has_a_column_with_its_unit():

@@ -205,7 +205,7 @@ class TestMisses:
         assert "1048576 float32: 2 calls" not in answer.err
         assert "1 problem: 1 failed" in answer.out  # the other one
         tuned = autotile.tune_misses(scale_toml, replay=recording)
-        assert repr(tuned).startswith("<MissesResult: plan misses: 1 problem: 1 failed, in ")
+        assert repr(tuned).startswith("<PlanResult: plan misses: 1 problem: 1 failed, in ")
         assert "expected scale n=2048 float32" in tuned.entries[0].reason
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from cache_settings import cache_settings
 from child_python import python
-from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, block_space, write_kernel
+from feature_kernels import block_space, copy_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,17 +28,7 @@ from autotile.core.documents import convert, to_fields
 from autotile.core.model import Outcome, Problem, Resources
 from autotile.cuda import compiler, headers, toolchain
 from autotile.cuda.ceiling_kernels import ceiling_job
-from autotile.cuda.compiler import (
-    Compilation,
-    CompiledFunction,
-    CompileJob,
-    CubinCache,
-    _elf_section,
-    compile_cubin,
-    compile_job,
-    compiled_functions,
-    function_attributes,
-)
+from autotile.cuda.compiler import Compilation, CompiledFunction, CompileJob, CubinCache, compile_cubin, compile_job
 from autotile.cuda.headers import compile_error
 from autotile.cuda.toolchain import installed_nvcc, load_cupy, load_nvrtc, nvrtc_version
 from autotile.errors import CompileError, InputError, ToolchainError
@@ -176,11 +166,11 @@ ptxas info    : Function properties for second
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 12 registers, used 0 barriers
 """
-        functions = compiled_functions(b"", log, {"f": "first", "s": "second"})
+        functions = compiler.compiled_functions(b"", log, {"f": "first", "s": "second"})
         assert functions["f"].resources == Resources(40, 4, 12, 8, 1024)
         assert functions["s"].resources == Resources(12, 0, 0, 0, 0)
         with pytest.raises(ToolchainError, match=r"'third'.*only first, second"):
-            compiled_functions(b"", log, {"t": "third"})
+            compiler.compiled_functions(b"", log, {"t": "third"})
 
     def test_an_error_shows_nothing_of_a_file_that_a_macro_named(self, tmp_path):
         source = '#define HEADER "/etc/passwd"\n#include HEADER\n'
@@ -478,7 +468,7 @@ class TestParameters:
     def test_a_damaged_file_has_unknown_or_few_parameters(self, cubin, at, byte, length):
         damaged = bytearray(cubin)
         damaged[min(at, len(cubin) - 1)] = byte
-        found, *_ = function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
+        found, *_ = compiler.function_attributes(bytes(damaged[:length]), "_Z1kIiEvPT_ic5Three3MapS0_")
         assert found is None or len(found) < 1000
 
 
@@ -488,7 +478,7 @@ TRANSPOSE = ROOT / "examples" / "transpose_tma" / "transpose_tma.toml"
 
 class TestFeatures:
     def test_flags_are_macros_and_part_of_the_cubins_key(self, tmp_path):
-        kernel = load_kernel(str(write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)))
+        kernel = load_kernel(str(copy_kernel(tmp_path, "split")))
         plain = compile_job(kernel, kernel.spec.default, kernel.spec.at(dtype="float16"), "sm_90")
         assert plain.options[-4:] == ("-DTRANS_A=0", "-DTRANS_B=0", "-DOUT_FP32=0", "-DDTYPE=__half")
         problem = kernel.spec.at({**kernel.spec.sizes, "TRANS_B": 1}, "float16")
@@ -499,7 +489,7 @@ class TestFeatures:
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_the_target_is_the_kernels_own(self, tmp_path, dtype):
-        kernel = load_kernel(str(write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)))
+        kernel = load_kernel(str(copy_kernel(tmp_path, "swap")))
         job = compile_job(kernel, {"THREADS": 64, "CLUSTER": 8, "WHOLE": True}, kernel.spec.at(dtype=dtype), "sm_90")
         assert job.architecture == "sm_90a"
         assert compile_cubin(job).resources.static_smem_bytes == 256
@@ -522,7 +512,7 @@ HFMA2_MMA, QGMMA = 0x035, 0x1F3
 
 
 def instructions(compiled: Compilation, entry: str) -> Counter[int]:
-    code = _elf_section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
+    code = compiler._elf_section(compiled.cubin, f".text.{compiled.functions[entry].symbol}".encode())
     return Counter(struct.unpack_from("<Q", code, at)[0] & 0x1FF for at in range(0, len(code), 16))
 
 

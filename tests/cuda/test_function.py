@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
-from threading import Event
+from threading import Event, Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from cuda.bindings import driver
-from step_kernels import KERNELS, write_steps
+from feature_kernels import STEPS, copy_kernel
 
 from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES
@@ -39,14 +39,14 @@ from autotile.space.limits import compiled_steps
 H200 = device_profile("h200")
 
 
-@pytest.fixture(params=KERNELS)
+@pytest.fixture(params=STEPS)
 def kernel(request, tmp_path):
-    return load_kernel(str(write_steps(tmp_path, request.param)))
+    return load_kernel(str(copy_kernel(tmp_path, request.param)))
 
 
 @pytest.fixture
 def scan(tmp_path):
-    return load_kernel(str(write_steps(tmp_path, "scan_rounds")))
+    return load_kernel(str(copy_kernel(tmp_path, "scan_rounds")))
 
 
 def packed(kernel: Kernel, **sizes: int) -> tuple[LaunchPlan, tuple[tuple[Any, ...], ...]]:
@@ -117,14 +117,14 @@ class TestSteps:
         assert len(block.starts) == 42
 
     def test_new_addresses_reach_every_launch(self, tmp_path):
-        kernel = load_kernel(str(write_steps(tmp_path, "split_rows")))
+        kernel = load_kernel(str(copy_kernel(tmp_path, "split_rows")))
         arguments = call_arguments(kernel, {**kernel.spec.default, "SPLIT": 4}, "float32")
         values = arguments.pack({"x": 100, "y": 200}, {}, {"partials": 300})
         assert [int(value) for value in values] == [100, 200, 300, 1000, 512, 200, 300, 1000]
         block = ParameterBlock(values, spare_words=2)
-        layout = arguments.layout(block.starts, len(block.words))
-        assert layout.words == (block.starts[0], block.starts[1])
-        assert layout.copies == ((block.starts[1], block.starts[5]),)
+        words, _, copies = arguments.layout(block.starts, len(block.words))
+        assert words == (block.starts[0], block.starts[1])
+        assert copies == ((block.starts[1], block.starts[5]),)
 
     def test_a_map_of_a_workspace_stays_as_it_is(self, monkeypatch):
         """New addresses of arrays do not reach it: it belongs to the stream, as its workspace does."""
@@ -135,9 +135,9 @@ class TestSteps:
         workspaces = {workspace.name: 256 * index for index, workspace in enumerate(named, 1)}
         values = arguments.pack({"A": 2, "B": 4, "C": 6}, {}, workspaces)
         block = ParameterBlock(values, spare_words=3)
-        layout = arguments.layout(block.starts, len(block.words))
-        assert [block.words[word] for word in layout.words] == [2, 4, 6]
-        assert [tensor_map.name for _, _, tensor_map in layout.maps] == ["C_map"]
+        words, maps, _ = arguments.layout(block.starts, len(block.words))
+        assert [block.words[word] for word in words] == [2, 4, 6]
+        assert [tensor_map.name for _, _, tensor_map in maps] == ["C_map"]
         assert [int(value[0]) for value in values if np.ndim(value)] == [256, 512, 6]
 
     def test_functions_get_shared_memory_and_stay_loaded(self, monkeypatch, scan):
@@ -283,16 +283,26 @@ def test_shared_memory_that_was_refused_is_asked_for_again(monkeypatch):
 
 
 def test_of_the_amounts_of_two_threads_the_larger_one_stays(monkeypatch):
-    entered, resumed = Event(), Event()
+    entered, resumed, lock = Event(), Event(), Lock()
     allowed: list[int] = []
 
     def allow(smem_bytes: int) -> None:
         if smem_bytes == 50_000:
             entered.set()
-            resumed.wait(0.2)
+            assert resumed.wait(60)
         allowed.append(smem_bytes)
 
+    @contextmanager
+    def locked() -> Iterator[None]:
+        """Let the one that holds the lock go on as soon as another waits for it."""
+        if not lock.acquire(blocking=False):
+            resumed.set()
+            lock.acquire()
+        yield
+        lock.release()
+
     function = function_of(monkeypatch, allow)
+    monkeypatch.setattr(type(function), "_opting_in", property(lambda _: locked()), raising=False)
     with ThreadPoolExecutor(1) as pool:
         smaller = pool.submit(function.opt_in, 50_000)
         entered.wait()

@@ -240,13 +240,13 @@ def test_a_recording_is_found_by_its_problem_and_the_newest_wins(tmp_path, heade
     folders = [tmp_path, tmp_path / "more", tmp_path / "nowhere"]
 
     found = list_recordings(folders)
-    assert [one.path.stem for one in found] == ["broken", "pipe", "space", "a100", "later", "small"]
-    assert [bool(one.problem) for one in found] == [True, True, False, False, False, False]
-    assert "it is a named pipe" in found[1].problem
+    assert [one.stem for one, _ in found] == ["broken", "pipe", "space", "a100", "later", "small"]
+    assert [isinstance(header, str) for _, header in found] == [True, True, False, False, False, False]
+    assert "it is a named pipe" in found[1][1]
 
     def find(dtype: str = "float32", **sizes: int) -> str | None:
         one = find_recording(folders, "sgemm", sizes, dtype)
-        return one.path.stem if one else None
+        return one.stem if one else None
 
     assert find(K=1024, N=2048, M=4096) == "a100"
     folders.remove(tmp_path / "more")

@@ -19,7 +19,7 @@ from autotile.cuda.driver import live_device
 from autotile.errors import ToolchainError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.workers.jobs import Candidate, Workload
-from autotile.workers.sanitizer import TOOLS, Finding, Sanitizer, Tool, find_sanitizer
+from autotile.workers.sanitizer import TOOLS, Sanitizer, Tool, find_sanitizer
 
 pytestmark = pytest.mark.gpu
 
@@ -117,7 +117,6 @@ FINDINGS: dict[str, tuple[Tool, str]] = {
         rf"Barrier error detected\. Divergent thread\(s\) in \w+ {PLACE} {THREAD}, at n=1001",
     ),
 }
-Findings = dict[tuple[str, str], Finding]
 SANITIZED = [HEALTHY, *FINDINGS]
 LETHAL = ["illegal_address", "infinite_loop"]
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from candidates import expect_ok, expect_wrong, tune_watched
-from feature_kernels import CLUSTER_SPACE, CLUSTER_TEMPLATE, SPLIT_SPACE, SPLIT_TEMPLATE, block_space, write_kernel
-from step_kernels import write_steps
+from feature_kernels import block_space, copy_kernel, write_kernel
 
 import autotile
 from autotile.core.dtypes import DTYPES
@@ -310,7 +309,7 @@ ALL = TuneOptions(sampler="brute-force", discard=False, finals=0)
 
 @pytest.fixture
 def split_toml(tmp_path):
-    return write_kernel(tmp_path, SPLIT_TEMPLATE, SPLIT_SPACE)
+    return copy_kernel(tmp_path, "split")
 
 
 def with_default(toml: Path, **values: object) -> Path:
@@ -413,7 +412,7 @@ class TestTensorMaps:
 
 @pytest.mark.usefixtures("hopper")
 def test_clusters(tmp_path):
-    toml = write_kernel(tmp_path, CLUSTER_TEMPLATE, CLUSTER_SPACE)
+    toml = copy_kernel(tmp_path, "swap")
     result = autotile.tune(str(toml), n=100_000, options=ALL)
     assert result.outcomes == {Outcome.OK: result.valid}
     assert result.winner is not None
@@ -477,7 +476,7 @@ def tuned(path: Path, options: TuneOptions = ALL, **sizes: int) -> list[Trial]:
 
 
 def test_a_reduction_of_two_kernels(tmp_path, cp):
-    path = write_steps(tmp_path, "two_step_sum")
+    path = copy_kernel(tmp_path, "two_step_sum")
     found = tuned(path, N=1000000)
     assert len(found) == 16
     for trial in found:
@@ -495,7 +494,7 @@ def test_a_reduction_of_two_kernels(tmp_path, cp):
 
 @pytest.mark.parametrize("split", [1, 4])
 def test_a_second_pass_with_a_condition(tmp_path, cp, split):
-    path = write_steps(tmp_path, "split_rows")
+    path = copy_kernel(tmp_path, "split_rows")
     path.write_text(path.read_text().replace("SPLIT = 1 }", f"SPLIT = {split} }}"))
     forget_served()
     kernel = get_best_kernel(str(path), M=1000, N=512)
@@ -509,12 +508,12 @@ def test_a_second_pass_with_a_condition(tmp_path, cp, split):
 
 
 def test_both_sides_of_a_condition_are_tuned(tmp_path):
-    found = tuned(write_steps(tmp_path, "split_rows"), M=1000, N=512)
+    found = tuned(copy_kernel(tmp_path, "split_rows"), M=1000, N=512)
     assert [trial.outcome for trial in found] == [Outcome.OK] * 4
 
 
 def test_repetitions_exchange_their_arrays(tmp_path, cp):
-    path = write_steps(tmp_path, "scan_rounds")
+    path = copy_kernel(tmp_path, "scan_rounds")
     found = tuned(path, TuneOptions(sampler="brute-force", finals=2), N=4000)
     assert {trial.outcome for trial in found} <= {Outcome.OK, Outcome.PRUNED}
     forget_served()
@@ -532,13 +531,13 @@ def test_repetitions_exchange_their_arrays(tmp_path, cp):
 
 def test_energy_of_a_call(tmp_path):
     options = TuneOptions(sampler="brute-force", finals=0, trials=1, objectives=("time", "energy"))
-    (trial,) = tuned(write_steps(tmp_path, "scan_rounds"), options, N=4000)[:1]
+    (trial,) = tuned(copy_kernel(tmp_path, "scan_rounds"), options, N=4000)[:1]
     assert float(trial.telemetry["energy_mj"]) > 0
 
 
 @pytest.mark.parametrize(("name", "count"), [("several_steps", 6), ("block_sums", 3)])
 def test_arrays_and_references_that_depend_on_parameters(tmp_path, cp, name, count):
-    path = write_steps(tmp_path, name)
+    path = copy_kernel(tmp_path, name)
     found = tuned(path, TuneOptions(sampler="brute-force", discard=False, finals=3), N=100000)
     assert [trial.outcome for trial in found if trial.stage == "measure"] == [Outcome.OK] * count
     forget_served()
@@ -558,7 +557,7 @@ def test_arrays_and_references_that_depend_on_parameters(tmp_path, cp, name, cou
 
 def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path):
     """Seven trials have every setting of both steps, of 21 pairs; then the best of each are combined."""
-    result, trials = tune_watched(write_steps(tmp_path, "apart"), TuneOptions(sampler="random"), N=1000)
+    result, trials = tune_watched(copy_kernel(tmp_path, "apart"), TuneOptions(sampler="random"), N=1000)
     assert any("steps that share no parameters were tuned apart in" in notice for notice in result.notices)
     assert 7 <= len(trials) <= 7 + 4
     assert result.winner is not None
@@ -567,7 +566,7 @@ def test_steps_that_share_no_parameters_are_tuned_apart(tmp_path):
 
 def test_an_objective_decides(tmp_path):
     """Three steps in one launch take less than three launches of one step, so the cost of a step falls."""
-    path = write_steps(tmp_path, "several_steps")
+    path = copy_kernel(tmp_path, "several_steps")
     path.write_text(path.read_text().replace("[work]", '[metrics]\nrate = "N * STEPS / time_us"\n[work]'))
     options = TuneOptions(sampler="brute-force", objectives=("time_us / STEPS ** 2",))
     result = autotile.tune(str(path), options=options, N=100000)

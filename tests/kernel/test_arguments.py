@@ -346,9 +346,6 @@ SIZES = {"M": 1000, "N": 520}
 DEFAULT = {"ROWS": 64, "COLUMNS": 32, "SWIZZLE": 128, "THREADS": 256}
 
 
-Shape = tuple[int, ...]
-
-
 def test_it_is_evaluated_for_a_configuration():
     data = LaunchData.of(SPEC, DEFAULT, SPEC.at(SIZES), H200)
     (found,) = data.tensor_maps

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from feature_kernels import copy_kernel, space_text
 from spec_samples import SGEMM, copy_spec, make_spec, refused
-from step_kernels import PARTIAL_SPACE, TILED_SPACE, write_steps
 
 from autotile.core.device import EXPRESSION_NAMES, device_profile
 from autotile.core.model import CompiledFunction, LaunchGeometry, Problem, Resources, Value
@@ -25,52 +25,18 @@ from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import feasible_space
 
 H200 = device_profile("h200")
-
-HEAD = """
-kernel = { name = "scan", template = "scan.cu" }
-problem = { sizes = { N = 1000 } }
-parameters = { BLOCK = [64, 128], ROUNDS = [0, 1, 3] }
-default = { BLOCK = 64, ROUNDS = 3 }
-"""
-STEPS = """
-[[steps]]
-entry = "prepare"
-arguments = ["x", "a", "N"]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK)"]
-
-[[steps]]
-entry = "sweep"
-arguments = ["a", "b", "stride"]
-block = ["BLOCK"]
-grid = ["ceil_div(N, BLOCK * 2 ** step)"]
-times = "ROUNDS"
-swap = ["a", "b"]
-
-[[steps]]
-entry = "finish"
-arguments = ["a", "y", "block"]
-block = [32]
-grid = [1]
-dynamic_smem_bytes = "4 * BLOCK"
-when = "ROUNDS > 0"
-"""
-TAIL = """
-[arguments]
-x = { buffer = "float32", shape = ["N"], access = "in" }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-a = { workspace = "float32", shape = ["N"] }
-b = { workspace = "float32", shape = ["N"] }
-N = { scalar = "int32", value = "N" }
-stride = { scalar = "int32", value = "2 ** step" }
-block = { scalar = "int32", value = "BLOCK" }
-[reference]
-outputs = { y = "x" }
-"""
+SCAN = space_text("scan")
+TILED_SPACE, PARTIAL_SPACE = space_text("several_steps"), space_text("block_sums")
+TILED, PARTIAL = parse_spec(TILED_SPACE, "several_steps.toml"), parse_spec(PARTIAL_SPACE, "block_sums.toml")
 
 
-def spec_of(steps: str = STEPS, head: str = HEAD, tail: str = TAIL) -> KernelSpec:
-    return parse_spec(head + steps + tail, "scan.toml")
+def spec_of(*changes: tuple[str, str]) -> KernelSpec:
+    """The scan of three steps, with changes of its text."""
+    text = SCAN
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return parse_spec(text, "scan.toml")
 
 
 def plan(spec: KernelSpec, **config: Value) -> LaunchPlan:
@@ -97,20 +63,20 @@ def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stay
 
 def test_a_step_is_declared_to_be_the_main_one():
     """Then it stands for all, though others have more threads; what is computed, and so the hash, is the same."""
-    spec = spec_of(STEPS.replace('entry = "finish"\n', 'entry = "finish"\nmain = true\n'))
+    spec = spec_of(('entry = "finish"\n', 'entry = "finish"\nmain = true\n'))
     assert plan(spec).main.step == 2
     assert plan(spec, ROUNDS=0).main.step == 0  # it is not launched
     assert [step.entry for step in spec.main_steps] == ["finish"]
     assert len(spec_of().main_steps) == 3
     assert space_hash(spec) == space_hash(spec_of())
     with pytest.raises(SpecError, match="several steps have main = true"):
-        spec_of(STEPS.replace("block =", "main = true\nblock ="))
+        spec_of(("block = [", "main = true\nblock = ["))
 
 
 def test_nothing_and_too_many_launches():
-    never = spec_of(STEPS.replace('when = "ROUNDS > 0"', 'when = "N < 0"').replace("[32]", '["BLOCK"]'))
+    never = spec_of(('when = "ROUNDS > 0"', 'when = "N < 0"'), ("[32]", '["BLOCK"]'))
     assert [launch.step for launch in plan(never).launches] == [0, 1, 1, 1]
-    many = spec_of(STEPS.replace('times = "ROUNDS"', f'times = "{MAX_LAUNCHES} * ROUNDS"'))
+    many = spec_of(('times = "ROUNDS"', f'times = "{MAX_LAUNCHES} * ROUNDS"'))
     with pytest.raises(ConfigError, match=r"would launch 12,290 kernels, expected 1 to 4,096"):
         plan(many)
     space = feasible_space(many, many.at(), H200)
@@ -119,7 +85,7 @@ def test_nothing_and_too_many_launches():
 
 def test_the_limits_apply_to_every_launch():
     grid = 'grid = ["ceil_div(N, BLOCK * 2'
-    wide = spec_of(STEPS.replace(f'block = ["BLOCK"]\n{grid}', f'block = ["16 * BLOCK"]\n{grid}'))
+    wide = spec_of((f'block = ["BLOCK"]\n{grid}', f'block = ["16 * BLOCK"]\n{grid}'))
     space = feasible_space(wide, wide.at(), H200)
     found = {(space.config(row)["BLOCK"], space.config(row)["ROUNDS"]) for row in range(len(space))}
     assert found == {(64, 0), (64, 1), (64, 3), (128, 0)}  # 2048 threads where the step runs
@@ -129,22 +95,22 @@ def test_the_limits_apply_to_every_launch():
 
 def test_a_scalar_that_does_not_fit_in_any_launch_excludes_the_configuration():
     """Of the strides 1, 2, 4, ... of the sweeps, int8 holds seven; the last launch takes the block."""
-    head = HEAD.replace("[0, 1, 3]", "[0, 3, 7, 8]")
-    spec = spec_of(head=head, tail=TAIL.replace('"int32", value = "2 ** step"', '"int8", value = "2 ** step"'))
+    rounds = ("[0, 1, 3]", "[0, 3, 7, 8]")
+    spec = spec_of(rounds, ('"int32", value = "2 ** step"', '"int8", value = "2 ** step"'))
     assert {config["ROUNDS"] for config in feasible_space(spec, spec.at(), H200).configs} == {0, 3, 7}
     said = "scalars: scalar stride is 128, which does not fit in int8"
     reasons = [check_config(spec, {"BLOCK": 64, "ROUNDS": rounds}, spec.at(), H200) for rounds in (0, 3, 7, 8)]
     assert reasons == ["", "", "", said]
-    spec = spec_of(head=head, tail=TAIL.replace('"int32", value = "BLOCK"', '"int8", value = "BLOCK"'))
+    spec = spec_of(rounds, ('"int32", value = "BLOCK"', '"int8", value = "BLOCK"'))
     found = {(config["BLOCK"], config["ROUNDS"]) for config in feasible_space(spec, spec.at(), H200).configs}
     assert found == {(64, 0), (64, 3), (64, 7), (64, 8), (128, 0)}  # what takes it is not launched without rounds
 
 
 def test_expressions_have_a_value_only_where_the_step_runs_and_a_grid_that_vanishes_later_is_dropped():
-    divided = spec_of(STEPS.replace("grid = [1]", 'grid = ["ceil_div(N, ROUNDS)"]'))
+    divided = spec_of(("grid = [1]", 'grid = ["ceil_div(N, ROUNDS)"]'))
     assert len(feasible_space(divided, divided.at(), H200)) == 6
     assert plan(divided).launches[-1].geometry.grid[0] == 334
-    shrinking = spec_of(STEPS.replace("ceil_div(N, BLOCK * 2 ** step)", "2 - step"))
+    shrinking = spec_of(("ceil_div(N, BLOCK * 2 ** step)", "2 - step"))
     space = feasible_space(shrinking, shrinking.at(), H200)
     assert {space.config(row)["ROUNDS"] for row in range(len(space))} == {0, 1}
 
@@ -171,8 +137,8 @@ def test_one_plain_step_is_the_launch_section():
     ],
 )
 def test_the_hash_covers_a_step(old, new):
-    assert STEPS.count(old) == 1
-    assert space_hash(spec_of()) != space_hash(spec_of(STEPS.replace(old, new)))
+    assert SCAN.count(old) == 1
+    assert space_hash(spec_of()) != space_hash(spec_of((old, new)))
 
 
 # --- errors
@@ -192,24 +158,25 @@ def test_the_hash_covers_a_step(old, new):
     ],
 )
 def test_errors_name_the_step_and_its_line(old, new, key, said):
-    number = refused(HEAD + STEPS + TAIL, old, new, key, said).line
-    near = "\n".join((HEAD + STEPS.replace(old, new) + TAIL).splitlines()[number - 1 : number + 2])
+    number = refused(SCAN, old, new, key, said).line
+    near = "\n".join(SCAN.replace(old, new).splitlines()[number - 1 : number + 2])
     assert near.startswith("block =" if key == "arguments.block" else new.partition(" ")[0] or "[[steps]]")
 
 
 def test_a_file_has_steps_or_a_launch_and_step_is_no_name_of_one_with_steps():
-    for head in (HEAD + "launch = { block = [1], grid = [1] }\n", HEAD.replace('"scan.cu"', '"scan.cu", entry = "f"')):
+    launch = ("ROUNDS = 3 }", "ROUNDS = 3 }\nlaunch = { block = [1], grid = [1] }")
+    for change in (launch, ('"scan.cu"', '"scan.cu", entry = "f"')):
         with pytest.raises(SpecError, match=r"the file has \[\[steps\]\], of which each has its own"):
-            spec_of(head=head)
+            spec_of(change)
     with pytest.raises(SpecError, match=r"'step' is the number of a launch"):
-        spec_of(head=HEAD.replace("{ BLOCK", "{ step = [1], BLOCK").replace("[1], BLOCK = 64", "1, BLOCK = 64"))
+        spec_of(("{ BLOCK", "{ step = [1], BLOCK"), ("[1], BLOCK = 64", "1, BLOCK = 64"))
     named = parse_spec(copy_spec().text.replace("BLOCK", "step"), "k.toml")
     assert plan(named, step=128).main.geometry.threads == 128
 
 
 def test_a_header_refuses_steps_and_references_what_depends_on_the_launch():
     with pytest.raises(SpecError, match=r"unknown name 'block'"):
-        spec_of(tail=TAIL.replace('y = "x"', 'y = "x * block"'))
+        spec_of(('y = "x"', 'y = "x * block"'))
     with pytest.raises(InputError, match=r"scan has several steps, and a header launches one kernel only"):
         write_header(spec_of(), "float32", [], [], stem="scan")
     with pytest.raises(InputError, match=r"depend on the parameters BLOCK, which a header cannot tell its caller"):
@@ -310,12 +277,8 @@ def test_the_driver_gets_the_attributes_and_its_error_is_raised(monkeypatch, is_
         launch()(7, 99, 0)
 
 
-TILED = parse_spec(TILED_SPACE, "several_steps.toml")
-PARTIAL = parse_spec(PARTIAL_SPACE, "block_sums.toml")
-
-
 def test_the_parameters_that_shape_a_problem(tmp_path):
-    assert load_kernel(str(write_steps(tmp_path, "two_step_sum"))).spec.shaping == ()
+    assert load_kernel(str(copy_kernel(tmp_path, "two_step_sum"))).spec.shaping == ()
     assert (TILED.shaping, PARTIAL.shaping) == (("STEPS",), ("BLOCK",))
     assert TILED.shaped(TILED.at({"N": 7}), {"BLOCK": 128, "STEPS": 3}) == TILED.at({"N": 7, "STEPS": 3})
     shaped = PARTIAL.shaped(PARTIAL.at({"N": 1000}), {"BLOCK": 64})

@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-import time
 from contextlib import chdir
 from pathlib import Path
 
@@ -284,10 +283,8 @@ class TestNormalizing:
         ],
     )  # fmt: skip
     def test_time_is_linear(self, unit):
-        """Quadratic time would take half a minute and more."""
-        started = time.process_time()
-        sources.OwnSources(Path("none/x.cu"), "'1' " + unit * (200_000 // len(unit)))
-        assert time.process_time() - started < 5
+        """It takes a fraction of a second; quadratic time would exceed the minutes that a test has."""
+        sources.OwnSources(Path("none/x.cu"), "'1' " + unit * (700_000 // len(unit)))
 
     @given(st.lists(st.sampled_from(["/", "*", '"', "'", "\\", "\n", "\\\n", "a", "1", ".", " ", "//", "/*", "*/"])))
     @example(['"', "\\", "\\\n", '"', "//"])

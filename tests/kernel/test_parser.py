@@ -4,11 +4,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from feature_kernels import SPLIT_SPACE
+from feature_kernels import SPLIT_SPACE, space_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec_samples import SGEMM, copy_spec, refused
-from step_kernels import TILED_SPACE
 
 import autotile
 from autotile.core.device import EXPRESSION_NAMES
@@ -319,7 +318,7 @@ SHAPES_OF_PARAMETERS = [
     ('["STEPS", "N"]', '["device.sm_count", "N"]', "arguments.rows.shape", ["'device.sm_count' is not accepted here"]),
     ('reduction = "STEPS"', 'reduction = "STEPS - 1"', "reference.reduction", ["STEPS - 1 is 0, expected at least 1"]),
 ]
-BASES = {"sgemm": SGEMM, "split": SPLIT_SPACE, "tiled": TILED_SPACE, "transpose": TRANSPOSE.read_text()}
+BASES = {"sgemm": SGEMM, "split": SPLIT_SPACE, "tiled": space_text("several_steps"), "transpose": TRANSPOSE.read_text()}
 REFUSALS = {
     "sgemm": [*KERNEL, *PROBLEM, *PARAMETERS, *DEFAULT, *RULES, *LAUNCH, *LIMITS, *ARGUMENTS, *REFERENCE],
     "split": WORKSPACES_AND_FLAGS,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from feature_kernels import space_text
 from hypothesis import given
 from hypothesis import strategies as st
 from spec_samples import make_spec
@@ -21,9 +22,8 @@ from autotile.kernel.python_kernel import map_rows, names_read, parse_predicate
 from autotile.kernel.spec import ConfigFunction, Parameter, Rule
 from autotile.space.limits import check_config
 from autotile.space.search_space import enumerate_space, feasible_space
-from tests.conftest import SCALE_SPACE
 
-H200 = device_profile("h200")
+SCALE_SPACE, H200 = space_text("scale"), device_profile("h200")
 VALUES = {"A": (1, 2, 3, 4), "B": (8, 16, 32), "C": (False, True), "D": ("float", "double")}
 
 FUNCTIONS = {

@@ -15,15 +15,9 @@ from kernel_tuner.searchspace import Searchspace
 from autotile.cuda.compiler import CompileJob, compile_cubin, compile_job
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
+from autotile.kernel_tuner import parameters
 from autotile.kernel_tuner.accuracy import TunablePrecision, error_metric_from_name
-from autotile.kernel_tuner.parameters import (
-    ParameterCodec,
-    evaluate,
-    holds_in_rows,
-    parse_restrictions,
-    replace_param_occurrences,
-    restriction_rules,
-)
+from autotile.kernel_tuner.parameters import ParameterCodec, evaluate, holds_in_rows, restriction_rules
 from autotile.kernel_tuner.translation import ScriptKernel, block_names, nvrtc_options
 from autotile.kernel_tuner.util import get_best_config, get_config_string, process_metrics
 
@@ -128,7 +122,9 @@ def survivors(restrictions: Any) -> set[tuple[Any, ...]]:
         names = list(rule.__signature__.parameters)  # type: ignore[attr-defined]
         kept &= rule(**{name: columns[name] for name in names})
     configs = [dict(zip(codec.values, values, strict=True)) for values in listed]
-    single = [all(each.allows(one) for each in parse_restrictions(restrictions, codec.values)) for one in configs]
+    single = [
+        all(each.allows(one) for each in parameters.parse_restrictions(restrictions, codec.values)) for one in configs
+    ]
     assert kept.tolist() == single
     return {values for values, is_kept in zip(listed, kept, strict=True) if is_kept}
 
@@ -197,7 +193,7 @@ def test_absurd_numbers_and_texts_are_refused():
         evaluate("9 ** 9 ** 9", {})
     with pytest.raises(InputError):
         evaluate("1+" * 9000 + "1", {})
-    assert replace_param_occurrences("k<T, block>", {"T": "float", "block": 3}) == "k<float, 3>"
+    assert parameters.replace_param_occurrences("k<T, block>", {"T": "float", "block": 3}) == "k<float, 3>"
 
 
 def test_values_of_any_type_are_parameters():

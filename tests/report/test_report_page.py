@@ -282,13 +282,13 @@ def test_the_overview_lists_every_problem_and_leads_to_it_and_draws_the_rule_of_
 def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path):
     study = measured_study(tmp_path / "a.db", SGEMM, RATES)
     bound = study.bound(study.winner)
-    assert (bound.roof.label, bound.roof.rate) == ("fp32 FMA", 5.8e13)
+    assert (bound.label, bound.rate) == ("fp32 FMA", 5.8e13)
     chart = roofline_chart(study)
     names = {trace.name for trace in chart.figure.data}
     assert {"DRAM, read 4,100 GB/s", "tf32 tensor cores 400 TFLOP/s"} <= names
     assert "measured on NVIDIA H200" in chart.note
     faster = replace(study.winner, measurement=Measurement(1000.0, 999.0, 1001.0))
-    assert study.bound(faster).roof.label == "tf32 tensor cores"  # faster than FMA allows
+    assert study.bound(faster).label == "tf32 tensor cores"  # faster than FMA allows
     bare = structs.replace(study.device, fp32_lanes_per_sm=1, clock_mhz=0.0)  # without a rate of arithmetic,
     (memory, *_) = roofline_chart(replace(study, device=bare, ceilings=None)).figure.data
     work = study.work_of(study.winner)
@@ -298,10 +298,10 @@ def test_the_roofline_is_of_the_ceilings_that_were_measured(tmp_path):
 @pytest.fixture(scope="module")
 def text(several):
     found = report_of(several, matmul={"M": 1024, "N": 1024, "K": 1024})
-    (operation,) = found.operations
-    assert [(one.name, one.is_library) for one in operation.contenders] == [("cublas", True), ("sgemm", False)]
+    ((*title, contenders, _),) = found.operations
+    assert [(one.name, one.is_library) for one in contenders] == [("cublas", True), ("sgemm", False)]
     assert [study.key.kernel for study in found.studies] == ["sgemm"]
-    assert [one.title for one in report_of(several, matmul={}).operations] == [operation.title]
+    assert [one[:2] for one in report_of(several, matmul={}).operations] == [tuple(title)]
     return report_page(found)
 
 
@@ -335,15 +335,15 @@ class TestPageOfAnOperation:
         store_session(path, Session(trials=30), slow, source="replayed")
         store_session(path, Session(trials=30), fast, source="replayed")
         found = report_of(path, matmul={})
-        (operation,) = found.operations
+        ((_, _, contenders, _),) = found.operations
         assert found.title == "matmul M=4096 N=4096 K=4096 bfloat16 on NVIDIA H200 (replayed)"
-        assert [one.name for one in operation.contenders] == ["gemm_wgmma", "gemm_mma"]
+        assert [one.name for one in contenders] == ["gemm_wgmma", "gemm_mma"]
         assert [study.key.kernel for study in found.studies] == ["gemm_wgmma", "gemm_mma"]
         text = Reader(report_page(found)).text
         assert "gemm_wgmma is the fastest" in text
         assert "no library was timed" in text
         assert "Serve gemm_wgmma" in text
-        time = operation.contenders[0].time_text
+        time = contenders[0].time_text
         assert time.endswith(" us (replayed)")
         assert text.count(time.replace(" us", " \N{MICRO SIGN}s")) >= 3  # headline, table, chart
 
@@ -379,8 +379,8 @@ def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path, recording, label,
     store_session(tmp_path / "a.db", Session(trials=40), recording)
     study = read_one(tmp_path / "a.db")
     bound = study.bound(study.winner)
-    assert bound.roof.label == label
-    assert bound.roof.rate == pytest.approx(rate, rel=1e-3)
+    assert bound.label == label
+    assert bound.rate == pytest.approx(rate, rel=1e-3)
     assert 0.3 < bound.share < 1.0
     memory, *compute = roofline_chart(study).figure.data[:2]
     assert "DRAM" in memory.name
@@ -388,7 +388,7 @@ def test_tensor_cores_bind_the_kernels_that_use_them(tmp_path, recording, label,
     assert max(memory.y) == pytest.approx(rate / 1e12, rel=1e-3)  # the line of the memory ends at the other
     assert label in answer(study)
     measured = measured_study(tmp_path / "b.db", recording, {**RATES, "tensor_bfloat16": 7.2e14})
-    roof = measured.bound(measured.winner).roof
+    roof = measured.bound(measured.winner)
     assert (roof.label, roof.rate) == (label.partition(" (")[0], pytest.approx(rate * 7.2e14 / 989.4e12, rel=1e-3))
 
 
@@ -489,8 +489,8 @@ def test_what_matters_is_as_the_session_found_it_or_is_computed_and_the_nearest_
     assert other.parameter == "TILE"
     assert other.share > 0.5
     bound = study.bound(study.winner)
-    assert not study.roofline.is_measured
-    assert "datasheet" in bound.roof.label
+    assert study.ceilings is None
+    assert "datasheet" in bound.label
     assert 0.4 < bound.share < 1.0
 
 

@@ -1,7 +1,6 @@
 """Searches that begin with expected speeds: of simulated kernels, similar, shifted or different, or estimated."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def trial_of(config: Config) -> Trial:
 
 def source_of(time_of: TimeOf = time_us, every: int = 3, space: SearchSpace = SPACE) -> Source:
     configs = [space.config(row) for row in range(0, len(space), every)]
-    return Source("another", configs, [time_of(config) for config in configs])
+    return "another", [(config, time_of(config)) for config in configs]
 
 
 def test_rows_that_no_source_tried_are_answered():
@@ -71,8 +70,7 @@ def test_a_source_of_another_version_is_read_by_what_it_shares():
 
 
 @pytest.mark.parametrize(
-    "source",
-    [Source("few", [SPACE.config(0)] * 3, [1.0] * 3), Source("strange", [{"X": n} for n in range(9)], [1.0] * 9)],
+    "source", [("few", [(SPACE.config(0), 1.0)] * 3), ("strange", [({"X": n}, 1.0) for n in range(9)])]
 )
 def test_what_says_nothing_is_left_out(source):
     assert transferred_speeds(SPACE, [source]) is None
@@ -137,7 +135,7 @@ def test_a_source_that_misleads_is_dropped_and_named_and_a_right_one_beside_it_i
     assert misleading.correlation < -0.5
     assert str(misleading).startswith("another (rank correlation -")
     assert misleading.to_json()["trials"] == 4
-    search = search_with(replace(source_of(contrary), name="wrong"), replace(source_of(), name="right"))
+    search = search_with(("wrong", source_of(contrary)[1]), ("right", source_of()[1]))
     advance(search, 25, trial_of)
     assert search.learnt_from == ("right",)
     assert [source.name for source in search.misleading_sources] == ["wrong"]

@@ -28,7 +28,7 @@ from autotile.serving.arrays import ArraySpec, accepted_pointers, cupy_library
 from autotile.serving.bound import BoundKernel, capture
 from autotile.serving.choice import RecentCache
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.launching import KernelLauncher, ParameterLayout, StreamState, StreamWorkspaces
+from autotile.serving.launching import KernelLauncher, StreamState, StreamWorkspaces
 
 CONFIG = {"THREADS": 256, "WORK": 4}
 N = 4096
@@ -160,7 +160,7 @@ def launcher_of(kernel, monkeypatch):
 @pytest.fixture
 def state():
     block = ParameterBlock([np.uint64(1)])
-    return StreamState(lambda *_: None, block, ParameterLayout((0,), (), ()), None)
+    return StreamState(lambda *_: None, block, None, (0,))
 
 
 def keep(state: StreamState, pointers: Iterable[int], rounds: int = 1) -> None:
@@ -184,8 +184,8 @@ class TestLaunches:
         address, place, number = block.starts
         spare = len(block.words) - 1
         launched: list[tuple[int, int, int]] = []
-        layout = ParameterLayout((spare, address), ((spare, place, tensor_map),), ())
-        state = StreamState(lambda *launch: launched.append(launch), block, layout, None)
+        maps = ((spare, place, tensor_map),)
+        state = StreamState(lambda *launch: launched.append(launch), block, None, (spare, address), maps)
         made.clear()
         for mapped, other in ((64, 128), (64, 256), (32, 256)):
             state.launch(7, (mapped, other))

@@ -19,14 +19,9 @@ from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Outcome, Trial
 from autotile.database.database import Database
 from autotile.database.winners import DIGESTED, read_file
 from autotile.errors import InputError, PinError, PinWarning
+from autotile.serving import dispatcher as serving
 from autotile.serving.bound import BoundKernel
-from autotile.serving.dispatcher import (
-    Dispatcher,
-    default_dispatcher,
-    find_best_kernel,
-    find_best_result,
-    get_best_kernel,
-)
+from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
 from autotile.serving.operations import OperationShelf
 from autotile.serving.pinning import Pin, parse_choices, read_choices, write_choices
 from autotile.settings import read_settings
@@ -224,8 +219,11 @@ class TestPinned:
         assert pins.in_force() is not None
         store.put(4096, BEST)
         request = (store.path, None, "h200", read_settings().database, {"n": 4096})
-        assert (find_best_kernel(*request).tier, find_best_result(*request).tier) == ("default", "exact")
-        assert find_best_kernel(*request).tier == "default"  # results are judged whatever is pinned
+        assert (serving.find_best_kernel(*request).tier, serving.find_best_result(*request).tier) == (
+            "default",
+            "exact",
+        )
+        assert serving.find_best_kernel(*request).tier == "default"  # results are judged whatever is pinned
         assert Dispatcher().get_best_kernel(store.path, n=4096, device="h200").config == BEST
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -80,7 +80,3 @@ class TemplateOnDevice:
         assert float(error) < 0.005 * k**0.5, (config, sizes, offsets)
         outside = cp.concatenate([room_c[: offsets[2]], room_c[offsets[2] + m * n :]])
         assert bool(cp.isnan(outside).all())
-
-
-OnDevice = Callable[[str], TemplateOnDevice]
-"""Returns the template of a kernel by its name."""

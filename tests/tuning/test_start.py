@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from feature_kernels import copy_kernel
 from judges import BEST, timed
 from msgspec import structs
-from step_kernels import APART_SPACE, APART_TEMPLATE, write_steps
 
 from autotile.core.device import device_profile
 from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, split_objectives
@@ -31,8 +31,8 @@ def test_the_nearest_studies_come_first_but_not_the_own_one_nor_one_without_a_si
     key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
     sources = find_sources(database, key)
     assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
-    assert [source.name for source in sources] == ["n=512", "n=8192"]
-    assert all(len(source.configs) == len(source.times_us) >= 6 for source in sources)
+    assert [name for name, _ in sources] == ["n=512", "n=8192"]
+    assert all(len(timed) >= 6 for _, timed in sources)
 
 
 def test_a_taught_session_finds_the_best_at_once_and_tells_from_what(bench):
@@ -71,10 +71,12 @@ H200 = device_profile("h200")
 
 
 def kernel_of(folder: Path, old: str = "", new: str = "", helpers: str = "") -> Kernel:
-    (folder / "apart.cu").write_text(APART_TEMPLATE.replace("HELPERS", helpers))
-    assert not old or APART_SPACE.count(old) == 1
-    (folder / "apart.toml").write_text(APART_SPACE.replace(old, new) if old else APART_SPACE)
-    return load_kernel(str(folder / "apart.toml"))
+    path = copy_kernel(folder, "apart")
+    template, space = path.with_suffix(".cu"), path.read_text()
+    template.write_text(f"{helpers}\n{template.read_text()}")
+    assert not old or space.count(old) == 1
+    path.write_text(space.replace(old, new) if old else space)
+    return load_kernel(str(path))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_what_ties_steps_together(tmp_path, old, new, helpers):
 
 @pytest.mark.parametrize("name", ["two_step_sum", "split_rows", "scan_rounds", "block_sums"])
 def test_steps_that_share_parameters(tmp_path, name):
-    assert independent_groups(load_kernel(str(write_steps(tmp_path, name)))) == []
+    assert independent_groups(load_kernel(str(copy_kernel(tmp_path, name)))) == []
 
 
 @pytest.fixture
