@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,7 @@ from autotile.kernel.expressions import Environment, Expression, Location, Node,
 from autotile.kernel.functions import Operand
 from autotile.kernel.sources import global_functions, read_text
 from autotile.kernel.spec import ConfigFunction
+from autotile.kernel.table import MAX_ENTRIES
 
 Predicate = Callable[..., Any]
 """A rule as a function of arrays of parameter values, or of one configuration; see `parse_predicate`."""
@@ -168,12 +170,16 @@ def _element_type(dtype: Any) -> str:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one."""
+    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one.
+
+    Of an iterable that is longer than a file may have it, one entry too many, so that a check says so.
+    """
     if value is None:
         return []
     if isinstance(value, np.ndarray):
         return list(value.tolist())
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    many = isinstance(value, Iterable) and not isinstance(value, str)
+    return list(islice(value, MAX_ENTRIES + 1)) if many else [value]
 
 
 ArrayLibrary = Literal["numpy", "cupy"]
@@ -324,7 +330,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             names = tuple(required)
     if unknown := [name for name in names if name not in parameters]:
         raise location.error(
-            f"the function {shown} has an argument {unknown[0]!r}, which is not a parameter"
+            f"{shown} has an argument {unknown[0]!r}, which is not a parameter"
             f"{nearest(unknown[0], parameters)} (parameters: {listing(parameters)}); name its arguments as "
             "parameters, or let it take one mapping of all of them"
         )
@@ -499,7 +505,20 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, ha
         found = f"{entry} takes {plural(len(names), 'parameter')} ({', '.join(names)})"
         fault = f"{found}, but {plural(len(arguments), 'is', 'are')} listed; list one for each"
         raise SpecError(f"{python_source(kernel)}: [arguments]: {fault}")
+    if not names and re.fullmatch(_FUNCTION, entry) and (fault := _lacks(source, entry, ())):
+        raise _fault(kernel, "entry", f"{entry!r} is no {fault}; expected the name of a __global__ function")
     return {f"argument_{number}": value for number, value in enumerate(arguments)}
+
+
+_FUNCTION = r"[A-Za-z_][\w:]*(<.*>)?"
+
+
+def _lacks(code: str, entry: str, others: Iterable[str]) -> str:
+    """Return what a name is not, if no function of the code has it, nor a macro or a header can make one; else ""."""
+    function = entry.partition("<")[0].rpartition("::")[2]
+    if re.search(rf'\b{function}\b|##|#\s*include\s*"', code):
+        return ""
+    return f"function of the code{nearest(function, [*others, *(each.name for each in global_functions(code))])}"
 
 
 def parameter_names(source: str, entry: str) -> tuple[str, ...]:
@@ -585,14 +604,10 @@ def _reference(
     if callable(reference):
         return {"function": function_name(reference)}
     if isinstance(reference, str):
-        if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
-            function = reference.partition("<")[0].rpartition("::")[2]
-            is_elsewhere = re.search(rf'\b{function}\b|##|#\s*include\s*"', code)  # made by a macro, or in a header
-            if not is_elsewhere:
-                known = [*arguments, *(each.name for each in global_functions(code))]
-                fault = f"{reference!r} is neither an argument nor a function of the code{nearest(function, known)}"
+        if re.fullmatch(_FUNCTION, reference) and reference not in arguments:
+            if fault := _lacks(code, reference, arguments):
                 expected = "expected an expression of arguments, or the name of a __global__ function"
-                raise _fault(kernel, "reference", f"{fault}; {expected}")
+                raise _fault(kernel, "reference", f"{reference!r} is neither an argument nor a {fault}; {expected}")
             return {"kernel": reference, **{key: launch[key] for key in _LAUNCH_KEYS if key in launch}}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if not isinstance(reference, Mapping):

@@ -2,6 +2,7 @@
 
 import doctest
 import gc
+import itertools
 import math
 import pickle
 from pathlib import Path
@@ -293,6 +294,13 @@ MISTAKES = {
     "[arguments['x']['access']]": {"arguments": {"x": Buffer("float32", "n", "write")}},
     "[sizes['n']]: expected a whole number": {"sizes": {"n": 0}},
     "[parameters['WORK']]: the number 1 is listed twice": {"parameters": {"THREADS": [32], "WORK": [1, 1]}},
+    "[parameters['WORK']]: 1001 entries, at most 1000": {"parameters": {"THREADS": [32], "WORK": itertools.count(1)}},
+    "[entry]: 'scal' is no function of the code; did you mean 'scale'?": {
+        "entry": "scal",
+        "name": "scale",
+        "arguments": [Buffer("dtype", "n"), Buffer("dtype", "n", "out"), Scalar("int32", "n"), Scalar("float32", 2.0)],
+    },
+    "[rules['rule_1']]: a function has an argument 'X', which is not": {"rules": [lambda X, WORK: X < WORK]},
     "[default['WORK']]: the number 3 is not among the values": {"default": {"THREADS": 128, "WORK": 3}},
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
