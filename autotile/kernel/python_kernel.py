@@ -479,7 +479,7 @@ def build_document(
 def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
     if isinstance(source, str) and any(mark in source for mark in "\n{;"):
-        return source.replace("\r\n", "\n").replace("\r", "\n"), None
+        return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"), None  # as of a file
     try:
         path = Path(source).expanduser()
         is_file = path.is_file()
@@ -513,7 +513,7 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, ha
     """
     if not isinstance(arguments, list | tuple):
         return _mapping(arguments, "arguments", kernel)
-    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry))
+    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry, len(arguments)))
     if len(names) == len(arguments) and len(set(names)) == len(names) and "" not in names:
         return dict(zip(names, arguments, strict=True))
     tables = [each.to_table() for each in arguments if isinstance(each, Buffer | Scalar | Scratch)]
@@ -540,11 +540,16 @@ def _lacks(code: str, entry: str, others: Iterable[str]) -> str:
     return f"function of the code{nearest(function, [*others, *(each.name for each in global_functions(code))])}"
 
 
-def parameter_names(source: str, entry: str) -> tuple[str, ...]:
-    """Return the names of a function's parameters as its definition declares them; empty where none is found."""
-    function = entry.partition("<")[0].rpartition("::")[2].strip()
-    found = (each.parameters for each in global_functions(source) if each.name == function)
-    return tuple(name for name, _ in next(found, ()))
+def parameter_names(source: str, entry: str, count: int | None = None) -> tuple[str, ...]:
+    """Return the names of a function's parameters as its definition declares them; empty where none is found.
+
+    Of several declarations, the last that names ``count`` parameters: definitions follow, and overloads have others.
+    """
+    named = re.search(r"(?s)(\w+)\s*(?:<.*>)?\s*\Z", entry)  # after a namespace, or the type of an overload
+    functions = (each for each in global_functions(source) if named is not None and each.name == named[1])
+    found = [tuple(name for name, _ in each.parameters) for each in functions]
+    whole = [names for names in found if len(names) == count and all(names)]
+    return whole[-1] if whole else next(iter(found), ())
 
 
 def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], key: str, kernel: str) -> str:

@@ -436,3 +436,14 @@ def test_no_file_is_left_behind(tmp_path):
 )
 def test_names_of_parameters_are_read_from_the_code(code, entry, names):
     assert parameter_names(code + " {}", entry) == names
+
+
+@pytest.mark.parametrize("declared", ["f(int*, int)", "f(int* p, int q)", "f(int b)", "f(int b, int c, int d)"])
+@pytest.mark.parametrize("entry", ["f", "(void (*)(vec<int>*, int))f", "s::f<2>"])
+def test_of_several_declarations_the_definition_with_as_many_parameters_has_the_names(declared, entry):
+    code = f"__global__ void {declared};\n__global__ void f(int* x, int n) {{ }}"
+    assert parameter_names(code, entry, 2) == ("x", "n")
+
+
+def test_a_source_may_begin_with_the_mark_of_utf_8():
+    assert scale("\ufeff" + CODE).definition.source_hash == scale().definition.source_hash
