@@ -226,7 +226,7 @@ def _reference_template(spec: KernelSpec, template: Path) -> Path | None:
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
     """Return the names of the files in folders, those of kernels unless others are given, sorted."""
     folders = folders if folders is not None else read_settings().kernel_folders
-    return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+    return sorted({path.stem for folder in folders for path in folder.glob("*.toml") if path.is_file()})
 
 
 def load_named_kernel(name: str) -> Kernel:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,7 @@ from autotile.kernel.expressions import Environment, Expression, Location, Node,
 from autotile.kernel.functions import Operand
 from autotile.kernel.sources import global_functions, read_text
 from autotile.kernel.spec import ConfigFunction
+from autotile.kernel.table import MAX_ENTRIES
 
 Predicate = Callable[..., Any]
 """A rule as a function of arrays of parameter values, or of one configuration; see `parse_predicate`."""
@@ -168,12 +170,16 @@ def _element_type(dtype: Any) -> str:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one."""
+    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one.
+
+    Of an iterable that is longer than a file may have it, one entry too many, so that a check says so.
+    """
     if value is None:
         return []
     if isinstance(value, np.ndarray):
         return list(value.tolist())
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    many = isinstance(value, Iterable) and not isinstance(value, str)
+    return list(islice(value, MAX_ENTRIES + 1)) if many else [value]
 
 
 ArrayLibrary = Literal["numpy", "cupy"]
@@ -303,13 +309,17 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> N
         return np.array([function(dict(zip(columns, row, strict=True))) for row in zip(*plain, strict=True)])
 
 
+_COMPARED_ROWS = 256
+"""Rows for which a function of booleans is called with plain values, too, 0.1 ms of time."""
+
+
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
     """Return a function of parameters as an expression.
 
     Its arguments are named as parameters, or it takes one mapping of all parameters by name. It is called with arrays
     of equal length, shape (rows,), and returns one boolean for each row. A function that fails with arrays, or returns
-    something else, is called once for each row with plain values instead. Raise `SpecError` if an argument of the
-    function is not a parameter.
+    something else, or other booleans than with plain values, is called once for each row with plain values instead.
+    Raise `SpecError` if an argument of the function is not a parameter.
     """
     name = getattr(function, "__name__", type(function).__name__)
     shown = "a function" if name == "<lambda>" else f"{name}()"
@@ -324,7 +334,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             names = tuple(required)
     if unknown := [name for name in names if name not in parameters]:
         raise location.error(
-            f"the function {shown} has an argument {unknown[0]!r}, which is not a parameter"
+            f"{shown} has an argument {unknown[0]!r}, which is not a parameter"
             f"{nearest(unknown[0], parameters)} (parameters: {listing(parameters)}); name its arguments as "
             "parameters, or let it take one mapping of all of them"
         )
@@ -337,10 +347,25 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             return None  # the calls for single rows report it
         return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
 
+    def of_plain(values: dict[str, Any]) -> Any:
+        return function(dict(values)) if takes_mapping else function(**values)
+
+    def is_of_plain(found: NDArray[np.bool_], columns: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether plain values give other answers: two booleans add up to 2, but NumPy's to True."""
+        if all(column.dtype != np.bool_ for column in columns.values()):
+            return False
+        rows = np.arange(len(found))
+        for row in rows if len(rows) <= _COMPARED_ROWS else np.random.default_rng(0).choice(rows, _COMPARED_ROWS):
+            with suppress(Exception):  # a function of arrays only
+                answer = of_plain({name: column[row].item() for name, column in columns.items()})
+                if isinstance(answer, bool) and answer != found[row]:
+                    return True
+        return False
+
     def of_row(columns: Mapping[str, NDArray[Any]], row: int) -> bool:
         values = {name: column[row].item() for name, column in columns.items()}
         try:
-            return bool(function(dict(values)) if takes_mapping else function(**values))
+            return bool(of_plain(values))
         except Exception as error:
             holds = of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
             if holds is not None:
@@ -358,7 +383,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         flat = {name: column.reshape(-1) for name, column in zip(names, columns, strict=True)}
         rows = len(next(iter(flat.values()), [()]))
         found = of_columns(flat, rows) if rows > 1 else None  # for one, plain values may be meant
-        if found is None:
+        if found is None or is_of_plain(found, flat):
             found = np.array([of_row(flat, row) for row in range(rows)], np.bool_)
         return found.reshape(shape) if shape else bool(found[0])
 
@@ -454,7 +479,7 @@ def build_document(
 def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
     if isinstance(source, str) and any(mark in source for mark in "\n{;"):
-        return source.replace("\r\n", "\n").replace("\r", "\n"), None
+        return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"), None  # as of a file
     try:
         path = Path(source).expanduser()
         is_file = path.is_file()
@@ -488,7 +513,7 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, ha
     """
     if not isinstance(arguments, list | tuple):
         return _mapping(arguments, "arguments", kernel)
-    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry))
+    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry, len(arguments)))
     if len(names) == len(arguments) and len(set(names)) == len(names) and "" not in names:
         return dict(zip(names, arguments, strict=True))
     tables = [each.to_table() for each in arguments if isinstance(each, Buffer | Scalar | Scratch)]
@@ -499,14 +524,32 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, ha
         found = f"{entry} takes {plural(len(names), 'parameter')} ({', '.join(names)})"
         fault = f"{found}, but {plural(len(arguments), 'is', 'are')} listed; list one for each"
         raise SpecError(f"{python_source(kernel)}: [arguments]: {fault}")
+    if not names and re.fullmatch(_FUNCTION, entry) and (fault := _lacks(source, entry, ())):
+        raise _fault(kernel, "entry", f"{entry!r} is no {fault}; expected the name of a __global__ function")
     return {f"argument_{number}": value for number, value in enumerate(arguments)}
 
 
-def parameter_names(source: str, entry: str) -> tuple[str, ...]:
-    """Return the names of a function's parameters as its definition declares them; empty where none is found."""
-    function = entry.partition("<")[0].rpartition("::")[2].strip()
-    found = (each.parameters for each in global_functions(source) if each.name == function)
-    return tuple(name for name, _ in next(found, ()))
+_FUNCTION = r"[A-Za-z_][\w:]*(<.*>)?"
+
+
+def _lacks(code: str, entry: str, others: Iterable[str]) -> str:
+    """Return what a name is not, if no function of the code has it, nor a macro or a header can make one; else ""."""
+    function = entry.partition("<")[0].rpartition("::")[2]
+    if re.search(rf'\b{function}\b|##|#\s*include\s*"', code):
+        return ""
+    return f"function of the code{nearest(function, [*others, *(each.name for each in global_functions(code))])}"
+
+
+def parameter_names(source: str, entry: str, count: int | None = None) -> tuple[str, ...]:
+    """Return the names of a function's parameters as its definition declares them; empty where none is found.
+
+    Of several declarations, the last that names ``count`` parameters: definitions follow, and overloads have others.
+    """
+    named = re.search(r"(?s)(\w+)\s*(?:<.*>)?\s*\Z", entry)  # after a namespace, or the type of an overload
+    functions = (each for each in global_functions(source) if named is not None and each.name == named[1])
+    found = [tuple(name for name, _ in each.parameters) for each in functions]
+    whole = [names for names in found if len(names) == count and all(names)]
+    return whole[-1] if whole else next(iter(found), ())
 
 
 def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], key: str, kernel: str) -> str:
@@ -585,14 +628,10 @@ def _reference(
     if callable(reference):
         return {"function": function_name(reference)}
     if isinstance(reference, str):
-        if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
-            function = reference.partition("<")[0].rpartition("::")[2]
-            is_elsewhere = re.search(rf'\b{function}\b|##|#\s*include\s*"', code)  # made by a macro, or in a header
-            if not is_elsewhere:
-                known = [*arguments, *(each.name for each in global_functions(code))]
-                fault = f"{reference!r} is neither an argument nor a function of the code{nearest(function, known)}"
+        if re.fullmatch(_FUNCTION, reference) and reference not in arguments:
+            if fault := _lacks(code, reference, arguments):
                 expected = "expected an expression of arguments, or the name of a __global__ function"
-                raise _fault(kernel, "reference", f"{fault}; {expected}")
+                raise _fault(kernel, "reference", f"{reference!r} is neither an argument nor a {fault}; {expected}")
             return {"kernel": reference, **{key: launch[key] for key in _LAUNCH_KEYS if key in launch}}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if not isinstance(reference, Mapping):

@@ -108,7 +108,7 @@ def finals_chart(study: StudyData) -> Chart:
             text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
             place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
             notes.append({**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}})
-    traces = []
+    traces, behind = [], "behind the winner by the objective" if study.has_own_objective else "the winner's time"
     for name, symbol, color, chosen in (
         ("winner", "circle", ACCENT, [one for one in ranked if one.rank == 1]),
         ("ties with the winner", "circle-open", ACCENT, [one for one in ranked if one.is_tie and not one.is_default]),
@@ -117,7 +117,7 @@ def finals_chart(study: StudyData) -> Chart:
     ):
         marks = []
         for one in chosen:
-            ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
+            ratio = f"{one.ratio.value:.4f} x {behind}" if one.ratio is not None and one.rank > 1 else ""
             hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
             marks.append((one.times_us, finalist_label(one), hover))
         traces += points(marks, name=name, symbol=symbol, color=color, size=8, width=2)
@@ -140,7 +140,8 @@ def finals_chart(study: StudyData) -> Chart:
         f"{plural(len(ranked), 'finalist')} were timed in turn; "
         f"{plural(ties, 'configuration ties', 'configurations tie')} with the winner."
     )
-    headings = ("place", f"time, {MICRO_S}", f"95 % interval, {MICRO_S}", "time / winner's", "configuration")
+    relative = "the winner is better, times" if study.has_own_objective else "time / winner's"
+    headings = ("place", f"time, {MICRO_S}", f"95 % interval, {MICRO_S}", relative, "configuration")
     rows = [
         (
             finalist_label(one),

@@ -59,7 +59,8 @@ def occupancy(threads: int, registers: int, smem_bytes: int, device: DevicePrope
     if a block exceeds a hard limit (threads or registers per block, registers per thread, opt-in shared memory per
     block); the occupancy is then limited by that resource.
     """
-    limits = {name: int(blocks) for name, blocks in block_limits(threads, registers, smem_bytes, device).items()}
+    block = clipped(threads, -1, CLIP), clipped(registers, -1, CLIP), clipped(smem_bytes, -1, _CLIP_BYTES)
+    limits = {name: int(blocks) for name, blocks in block_limits(*block, device).items()}
     blocks_per_sm = min(limits.values())
     warps_per_sm = blocks_per_sm * -(-threads // device.warp_size)
     return Occupancy(
