@@ -776,6 +776,11 @@ class KernelSpec:
         return html_of(self.headline, [[*self.facts]])
 
     @cached_property
+    def proper_sizes(self) -> tuple[str, ...]:
+        """Sizes that are not flags."""
+        return tuple(name for name in self.sizes if name not in self.flags)
+
+    @cached_property
     def shaping(self) -> tuple[str, ...]:
         """The parameters that the buffers, their contents or the reference depend on."""
         used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}

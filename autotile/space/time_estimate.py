@@ -137,7 +137,7 @@ def _estimated(spec: KernelSpec, problem: Problem, device: DeviceProperties, spa
     if spec.computed or not len(space):
         return None
     count, fixed = len(space), {STEP: 0, **fixed_names(spec, problem, device)}
-    ones = {name: 1 for name in spec.sizes if name not in spec.flags}
+    ones = dict.fromkeys(spec.proper_sizes, 1)
 
     def column(of: Expression, names: Mapping[str, Value] = fixed, rows: SearchSpace = space) -> Column:
         return np.asarray(rows.evaluate(of, names), np.float64)

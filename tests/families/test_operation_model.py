@@ -17,7 +17,7 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
-from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, Prepared, _smallest
+from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, _smallest, prepare
 from autotile.families.operation_model import (
     CandidateKey,
     Expected,
@@ -283,20 +283,18 @@ def test_equal_rows_give_equal_networks():
 def test_preparing_the_items_of_one_problem_changes_nothing(ensemble):
     inputs, _ = _rows(ITEMS, 2)
     inputs = inputs._replace(problem=np.repeat(inputs.problem[:1], ITEMS, axis=0), number=np.arange(ITEMS))
-    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
-    np.testing.assert_allclose(
-        prepared.predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5
-    )
+    predict = prepare(ensemble.arrays, inputs.number, inputs.item)
+    np.testing.assert_allclose(predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5)
 
 
 def test_many_items_are_predicted_as_few(ensemble):
     inputs, _ = _rows(700, 4)
-    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
+    predict = prepare(ensemble.arrays, inputs.number, inputs.item)
     for first in (0, 200, 690):
         part = slice(first, first + 10)
-        few = Prepared(ensemble.arrays, inputs.number[part], inputs.item[part])
+        of_few = prepare(ensemble.arrays, inputs.number[part], inputs.item[part])
         for rows, of_part in ((inputs.problem.T, inputs.problem[part].T), (inputs.problem[0],) * 2):
-            whole, alone = prepared.predict(rows, inputs.pair.T), few.predict(of_part, inputs.pair[part].T)
+            whole, alone = predict(rows, inputs.pair.T), of_few(of_part, inputs.pair[part].T)
             for all_values, values in zip(whole, alone, strict=True):
                 np.testing.assert_allclose(all_values[part], values, rtol=1e-5, atol=1e-5)
 
