@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -104,43 +104,6 @@ class BatchTimer:
         self._stop.synchronize()
         empty_us = _elapsed_us(self._start, self._middle)
         return max((_elapsed_us(self._middle, self._stop) - empty_us) / self._count, self.resolution_us)
-
-
-class BackToBack:
-    """Repeats a step of about ``probe_us``, a flush and a launch, without letting the GPU idle.
-
-    Short steps are repeated in CUDA graphs, as in `BatchTimer`. All methods must be called with the same current
-    stream, which must not be the default one.
-    """
-
-    def __init__(self, step: Sequence[Launch], probe_us: float) -> None:
-        self._count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
-        self._queue = _capture(step, self._count) if self._count > 1 else partial(_queue_all, step)
-        self._queue_calls = max(1, round(_CHUNK_US / (self._count * probe_us)))
-        self._runs = 0
-        self._ends: deque[Any] = deque()
-        self._queue()  # the first launch of a graph uploads it to the device
-        (self._start,) = _events(1)
-        self._start.record()
-        self.keep_going()
-
-    def keep_going(self) -> None:
-        """Keep two chunks of steps queued; to be called every few milliseconds."""
-        while self._ends and self._ends[0].done:
-            self._ends.popleft()
-        while len(self._ends) < _QUEUED_CHUNKS:
-            for _ in range(self._queue_calls):
-                self._queue()
-            self._runs += self._queue_calls * self._count
-            (end,) = _events(1)
-            end.record()
-            self._ends.append(end)
-
-    def end(self) -> float:
-        """Wait for the queued steps, and return the mean time of a step in microseconds."""
-        last = self._ends[-1]
-        last.synchronize()
-        return _elapsed_us(self._start, last) / self._runs
 
 
 LaunchTimer = EventTimer | BatchTimer
@@ -415,10 +378,39 @@ class Timer:
         return True
 
     @contextmanager
-    def back_to_back(self, step: Sequence[Launch], probe_us: float) -> Iterator[BackToBack]:
-        """Repeat a step of about ``probe_us``; the context makes the timer's stream the current one."""
+    def back_to_back(self, step: Sequence[Launch], probe_us: float) -> Iterator[tuple[Launch, Callable[[], float]]]:
+        """Repeat a step of about ``probe_us``, a flush and a launch, without letting the GPU idle.
+
+        Yield two functions: one that keeps two chunks of steps queued, to be called every few milliseconds, and one
+        that waits for the queued steps and returns the mean time of a step in microseconds. Short steps are repeated in
+        CUDA graphs, as in `BatchTimer`.
+        """
         with self._stream:
-            yield BackToBack(step, probe_us)
+            count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
+            queue = _capture(step, count) if count > 1 else partial(_queue_all, step)
+            calls = max(1, round(_CHUNK_US / (count * probe_us)))
+            runs, ends = 0, deque[Any]()
+            queue()  # the first launch of a graph uploads it to the device
+            (start,) = _events(1)
+            start.record()
+
+            def keep_going() -> None:
+                nonlocal runs
+                while ends and ends[0].done:
+                    ends.popleft()
+                while len(ends) < _QUEUED_CHUNKS:
+                    for _ in range(calls):
+                        queue()
+                    runs += calls * count
+                    ends.extend(_events(1))
+                    ends[-1].record()
+
+            def mean_us() -> float:
+                ends[-1].synchronize()
+                return _elapsed_us(start, ends[-1]) / runs
+
+            keep_going()
+            yield keep_going, mean_us
 
     def _timers(self, launch: Launch, probe_us: float, prepare: Launch) -> Sequence[LaunchTimer]:
         """Return the timers of a launch of about ``probe_us``, whose samples can be queued one behind the other."""
@@ -573,61 +565,48 @@ _FLUSHES = 3
 _DIGITS = 4
 
 
-class EnergyMeter:
-    """Measures the energy of a launch with NVML's energy counter or, if that is missing, its power readings.
+def energy_meter(timer: Timer, telemetry: Nvml) -> Callable[[Launch, float], dict[str, float | str]]:
+    """Return a function that measures the energy of a launch with NVML's energy counter or, without it, power readings.
 
     Both are of the whole board and are updated about ten times per second, so the candidate is launched back to back
     until a steady power can be determined. With a cold L2 each launch follows a flush, whose energy is measured once by
     itself and subtracted. That NVML reports neither is an `InputError`.
+
+    The function takes a launch and about its time in microseconds. It returns the energy in millijoules and the source
+    of the readings, by their names in `Trial.telemetry`.
     """
+    # Even an idle GPU uses some millijoules in a tenth of a second; a counter that stands still is none.
+    first_mj, begin_s, is_counted = telemetry.energy_mj(), time.perf_counter(), False
+    while first_mj is not None and not is_counted and time.perf_counter() - begin_s < 1.0:
+        is_counted = telemetry.energy_mj() != first_mj
+        if not is_counted:
+            time.sleep(_POLL_S)
+    if not is_counted and telemetry.power_w() is None:
+        raise InputError(
+            "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
+            "and see `autotile doctor`"
+        )
+    # Time of a flush in microseconds and its energy in millijoules; None if not measured yet.
+    flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None
 
-    def __init__(self, timer: Timer, telemetry: Nvml) -> None:
-        self._timer = timer
-        self._telemetry = telemetry
-        # Even an idle GPU uses some millijoules in a tenth of a second; a counter that stands still is none.
-        first_mj, begin_s, is_counted = telemetry.energy_mj(), time.perf_counter(), False
-        while first_mj is not None and not is_counted and time.perf_counter() - begin_s < 1.0:
-            is_counted = telemetry.energy_mj() != first_mj
-            if not is_counted:
-                time.sleep(_POLL_S)
-        if not is_counted and telemetry.power_w() is None:
-            raise InputError(
-                "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
-                "and see `autotile doctor`"
-            )
-        self._source: Literal["counter", "power"] = "counter" if is_counted else "power"
-        self._flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None
-        """Time of a flush in microseconds and its energy in millijoules; None if not measured yet."""
-
-    def read(self, launch: Launch, time_us: float) -> dict[str, float | str]:
-        """Return the energy of a launch of about ``time_us``, in millijoules, and the source of the readings."""
-        if self._flush is None:
-            flush_us = float(np.median(self._timer.samples(self._timer.flush, _FLUSHES)))
-            self._flush = flush_us, self._energy_mj([self._timer.flush], flush_us)
-        flush_us, flush_mj = self._flush
-        whole_mj = self._energy_mj([self._timer.flush, launch], flush_us + time_us)
-        energy_mj = max(whole_mj - flush_mj, _MIN_SHARE * whole_mj)
-        return {"energy_mj": float(f"{energy_mj:.{_DIGITS}g}"), "energy_source": self._source}
-
-    def _energy_mj(self, step: Sequence[Launch], time_us: float) -> float:
+    def energy_mj(step: Sequence[Launch], time_us: float) -> float:
         last_s, sum_mj = time.perf_counter(), 0.0
 
         def integrated_mj() -> float | None:
             nonlocal last_s, sum_mj
-            now_s, power_w = time.perf_counter(), self._telemetry.power_w()
+            now_s, power_w = time.perf_counter(), telemetry.power_w()
             if power_w is None:
                 return None
             sum_mj += 1e3 * power_w * (now_s - last_s)
             last_s = now_s
             return sum_mj
 
-        read_mj = self._telemetry.energy_mj if self._source == "counter" else integrated_mj
-        run_in_s = _COUNTER_RUN_IN_S if self._source == "counter" else _POWER_RUN_IN_S
+        read_mj, run_in_s = (telemetry.energy_mj, _COUNTER_RUN_IN_S) if is_counted else (integrated_mj, _POWER_RUN_IN_S)
         first: tuple[float, float] | None = None
-        with self._timer.back_to_back(step, time_us) as running:
+        with timer.back_to_back(step, time_us) as (keep_going, mean_us):
             begin_s, before_mj = time.perf_counter(), read_mj()
             while time.perf_counter() - begin_s < _LIMIT_S:
-                running.keep_going()
+                keep_going()
                 now_s, now_mj = time.perf_counter(), read_mj()
                 if now_mj is None or before_mj is None:
                     break
@@ -636,7 +615,19 @@ class EnergyMeter:
                     elapsed_s, used_mj = now_s - first[0], now_mj - first[1]
                     if elapsed_s >= _MIN_WINDOW_S and used_mj >= _MIN_ENERGY_MJ:
                         power_w = 1e-3 * used_mj / elapsed_s
-                        return 1e-3 * power_w * running.end()
+                        return 1e-3 * power_w * mean_us()
                 before_mj = now_mj
                 time.sleep(_POLL_S)
         raise ToolchainError("NVML has stopped updating the energy of the GPU; leave the objective energy out")
+
+    def read(launch: Launch, time_us: float) -> dict[str, float | str]:
+        nonlocal flush
+        if flush is None:
+            flush_us = float(np.median(timer.samples(timer.flush, _FLUSHES)))
+            flush = flush_us, energy_mj([timer.flush], flush_us)
+        whole_mj = energy_mj([timer.flush, launch], flush[0] + time_us)
+        found_mj = max(whole_mj - flush[1], _MIN_SHARE * whole_mj)
+        source = "counter" if is_counted else "power"
+        return {"energy_mj": float(f"{found_mj:.{_DIGITS}g}"), "energy_source": source}
+
+    return read

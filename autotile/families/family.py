@@ -350,13 +350,6 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """The configurations in order of preference: where one is not valid, the next is served."""
-
-    order: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Split:
     """A split: problems whose feature is at most a threshold go to one branch, all others to the other."""
 
@@ -366,13 +359,15 @@ class Split:
     otherwise: Tree
 
 
+Leaf = tuple[int, ...]
+"""Numbers of the configurations in order of preference: where one is not valid, the next is served."""
 Tree = Leaf | Split
 
 
 def tree_to_json(tree: Tree) -> dict[str, Any]:
     """Return the order of a leaf under ``serve``, or the feature, the threshold and the branches of a split."""
-    if isinstance(tree, Leaf):
-        return {"serve": list(tree.order)}
+    if not isinstance(tree, Split):
+        return {"serve": list(tree)}
     branches = {"then": tree_to_json(tree.then), "else": tree_to_json(tree.otherwise)}
     return {"if": tree.feature.to_json(), "at_most": tree.at_most, **branches}
 
@@ -391,7 +386,7 @@ class TreeDocument(msgspec.Struct, forbid_unknown_fields=True):
         if self.serve is not None:
             if sorted(self.serve) != list(range(configs)):
                 raise DataError(f"a leaf serves {self.serve}, expected every number below {configs} once")
-            return Leaf(tuple(self.serve))
+            return tuple(self.serve)
         if self.at_most is None or self.then is None or self.otherwise is None or depth > _MAX_DEPTH:
             raise DataError("a node of the tree is neither a leaf nor a split, or is nested too deeply")
         feature = Feature.from_json(self.feature, sizes, configs)
@@ -537,10 +532,10 @@ class FamilyRule:
 
         Rules and limits are not checked here: a configuration may be invalid for the problem.
         """
-        if isinstance(self.tree, Leaf):
-            return self.tree.order
+        if not isinstance(self.tree, Split):
+            return self.tree
         configs, resident = [one.config for one in self.configs], [one.blocks_per_sm for one in self.configs]
-        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [problem])).order
+        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [problem]))
 
     def nearest_point(self, number: int, sizes: Mapping[str, int], *, won: bool = False) -> RulePoint | None:
         """Return the nearest point at which a configuration was timed, or won: is the fastest of the rule's."""
@@ -549,10 +544,10 @@ class FamilyRule:
 
     def lines(self, tree: Tree | None = None, indent: str = "") -> Iterator[str]:
         """Yield the tree, or the part of it below a node, as text, one line for each split and leaf."""
-        tree = tree or self.tree
-        if isinstance(tree, Leaf):
-            others = f", else {' '.join(f'#{number}' for number in tree.order[1:])}" if tree.order[1:] else ""
-            yield f"{indent}#{tree.order[0]}{others}"
+        tree = self.tree if tree is None else tree
+        if not isinstance(tree, Split):
+            others = f", else {' '.join(f'#{number}' for number in tree[1:])}" if tree[1:] else ""
+            yield f"{indent}#{tree[0]}{others}"
             return
         yield f"{indent}{tree.feature} <= {tree.at_most:g}:"
         yield from self.lines(tree.then, indent + "  ")
@@ -783,7 +778,7 @@ def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], tab
         total = weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
         scores = total / (weights[points].sum() + _PARENT_SHARE)
         if number not in children:
-            return Leaf(tuple(np.argsort(scores, kind="stable").tolist()))
+            return tuple(np.argsort(scores, kind="stable").tolist())
         _, feature, threshold = splits[number]
         then, otherwise = (tree(child, scores) for child in children[number])
         return Split(features[feature], threshold, then, otherwise)
@@ -948,6 +943,6 @@ def _served_losses(data: TrainingData, chosen: Sequence[int], tree: Tree, points
     losses, traits = data.losses[np.ix_(points, np.array(chosen))], data.traits.select(chosen)
     found = []
     for row, point in zip(losses, points, strict=True):
-        order = find_leaf(tree, traits.rows(np.array([point]))).order
+        order = find_leaf(tree, traits.rows(np.array([point])))
         found.append(next((row[number] for number in order if np.isfinite(row[number])), UNSERVED_LOSS))
     return np.array(found)

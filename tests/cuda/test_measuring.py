@@ -24,7 +24,7 @@ from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs, ReferenceSolution, agreed_outputs, launch_key
 from autotile.cuda.support import GuardedBuffer, SupportKernels
-from autotile.cuda.timing import EnergyMeter, Nvml, Timer, drift_us
+from autotile.cuda.timing import Nvml, Timer, drift_us, energy_meter
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.expressions import parse_array_expression
 from autotile.kernel.launch import LaunchPlan
@@ -264,23 +264,16 @@ class SimulatedTimer:
         assert probe_us == step_us
         self._gpu.power = (flush_us * FLUSH_W + launch_us * LAUNCH_W) / step_us
 
-        class Running:
-            def keep_going(self) -> None:
-                pass
-
-            def end(self) -> float:
-                return step_us
-
-        yield Running()
+        yield (lambda: None), lambda: step_us
         self._gpu.power = IDLE_W
 
 
-def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[EnergyMeter, SimulatedTimer]:
+def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, SimulatedTimer]:
     monkeypatch.setattr(energy.time, "perf_counter", lambda: gpu.now_s)
     monkeypatch.setattr(energy.time, "sleep", gpu.sleep)
     timer: Any = SimulatedTimer(gpu, l2)
     made_up: Any = gpu
-    return EnergyMeter(timer, made_up), timer
+    return energy_meter(timer, made_up), timer
 
 
 class TestEnergy:
@@ -288,17 +281,17 @@ class TestEnergy:
     @pytest.mark.parametrize(("has_counter", "source"), [(True, "counter"), (False, "power")])
     def test_the_energy_is_that_of_the_run_alone(self, has_counter, source, l2, monkeypatch):
         gpu = SimulatedGpu(has_counter=has_counter)
-        found = meter(gpu, l2, monkeypatch)[0].read(lambda: None, LAUNCH_US)
+        found = meter(gpu, l2, monkeypatch)[0](lambda: None, LAUNCH_US)
         assert found == {"energy_mj": pytest.approx(1e-3 * LAUNCH_US * LAUNCH_W, rel=0.01), "energy_source": source}
 
     def test_a_flush_is_measured_once(self, monkeypatch):
         subject, timer = meter(SimulatedGpu(), "cold", monkeypatch)
-        first, second = (subject.read(lambda: None, LAUNCH_US) for _ in range(2))
+        first, second = (subject(lambda: None, LAUNCH_US) for _ in range(2))
         assert first["energy_mj"] == pytest.approx(second["energy_mj"], rel=0.01)
         assert timer.ran == [1, 2, 2]
 
     def test_a_counter_that_stands_still_is_none_and_without_power_either_there_is_no_meter(self, monkeypatch):
-        found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0].read(lambda: None, LAUNCH_US)
+        found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0](lambda: None, LAUNCH_US)
         assert found["energy_source"] == "power"
         with pytest.raises(InputError, match="neither the energy nor the power of this GPU; leave the objective"):
             meter(SimulatedGpu(has_counter=False, has_power=False), "cold", monkeypatch)
@@ -308,7 +301,7 @@ class TestEnergy:
         subject, _ = meter(gpu, "hot", monkeypatch)
         gpu.counts = False
         with pytest.raises(ToolchainError, match="NVML has stopped updating"):
-            subject.read(lambda: None, LAUNCH_US)
+            subject(lambda: None, LAUNCH_US)
 
 
 class SimulatedCuda:

@@ -82,7 +82,7 @@ class SyntheticGpu:
     def served(self, learned: LearnedRule, problems: list[dict[str, int]]) -> list[int]:
         view = self.traits(problems).select(learned.chosen)
         leaves = [find_leaf(learned.tree, view.rows(np.array([row]))) for row in range(len(problems))]
-        return [learned.chosen[leaf.order[0]] for leaf in leaves]
+        return [learned.chosen[leaf[0]] for leaf in leaves]
 
     def _column(self, name: str) -> NDArray[np.float64]:
         return np.array([float(config[name]) for config in self.configs])
