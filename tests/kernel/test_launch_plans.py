@@ -3,7 +3,7 @@
 import ctypes
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from spec_samples import SGEMM, copy_spec, make_spec, refused
@@ -278,6 +278,25 @@ def test_more_cooperative_blocks_than_are_resident_are_refused():
     assert step.fault == "clusters of (2, 1, 1) blocks are declared, but its __cluster_dims__ are (4, 1, 1)"
 
 
+class Attribute(ctypes.Structure):
+    """``CUlaunchAttribute``, cuda.h."""
+
+    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("words", ctypes.c_uint * 16)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """``CUlaunchConfig``, cuda.h."""
+
+    _fields_: ClassVar[Any] = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("dynamic_smem_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
 def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
     monkeypatch.setattr(driver, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch_kernel))
     error = SimpleNamespace(CUDADriverError=RuntimeError)
@@ -291,9 +310,9 @@ def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
 def test_the_driver_gets_the_attributes_and_its_error_is_raised(monkeypatch, is_cooperative, cluster, expected):
     calls: list[Any] = []
 
-    def launch_kernel(config: Any, function: Any, parameters: Any, extra: Any) -> int:
-        given = config._obj
-        assert ctypes.sizeof(given) == 56
+    def launch_kernel(config: bytes, function: Any, parameters: Any, extra: Any) -> int:
+        assert len(config) == ctypes.sizeof(LaunchConfig) == 56
+        given = LaunchConfig.from_buffer_copy(config)
         found = [given.attributes[i] for i in range(given.attribute_count)]
         words = [(a.id, tuple(a.words[: len(w)])) for a, (_, w) in zip(found, expected, strict=True)]
         calls.append((tuple(given.grid), tuple(given.block), given.dynamic_smem_bytes, given.stream, words))
