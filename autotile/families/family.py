@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -463,9 +463,9 @@ class FamilyRule:
     """The rule by which the problems of a family are served, on the device that it was learned on."""
 
     family: Family
-    configs: tuple[RuleConfig, ...]
+    configs: Annotated[tuple[RuleConfig, ...], Meta(min_length=1, max_length=_MAX_CONFIGS)]
     tree: Tree
-    points: tuple[RulePoint, ...]
+    points: Annotated[tuple[RulePoint, ...], Meta(min_length=1)]
 
     @property
     def mean_loss(self) -> float:
@@ -583,23 +583,14 @@ class FamilyRule:
         found = convert(data, Format).format
         if found != _FORMAT:
             raise DataError(f"a rule of format {found!r}, expected {_FORMAT}", field="format")
-        document = convert(data, FamilyRuleDocument)
-        family, configs = Family.from_json(document.family), document.configs
+        rule = convert({**data, "family": Family.from_json(data.get("family")), "tree": ()}, cls)
+        sizes, configs = rule.family.extents.keys(), rule.configs
         if len({config_key(one.config) for one in configs}) < len(configs):
             raise DataError("a configuration is listed twice", field="configs")
-        for point in document.points:
-            if point.sizes.keys() != family.extents.keys() or len(point.times_us) != len(configs):
+        for point in rule.points:
+            if point.sizes.keys() != sizes or len(point.times_us) != len(configs):
                 raise DataError("a point has other sizes than the family, or other configurations", field="points")
-        return cls(family, configs, document.tree.tree(tuple(family.extents), len(configs)), document.points)
-
-
-class FamilyRuleDocument(msgspec.Struct):
-    """JSON of a rule."""
-
-    family: Any
-    configs: Annotated[tuple[RuleConfig, ...], Meta(min_length=1, max_length=_MAX_CONFIGS)]
-    tree: TreeDocument
-    points: Annotated[tuple[RulePoint, ...], Meta(min_length=1)]
+        return replace(rule, tree=convert(data.get("tree"), TreeDocument).tree(tuple(sizes), len(configs)))
 
 
 _REACH_DOUBLINGS = 1.0

@@ -179,11 +179,8 @@ def listed(value: Any) -> list[Any]:
 ArrayLibrary = Literal["numpy", "cupy"]
 
 
-class ReferenceFunction(NamedTuple):
-    """A function that computes the expected outputs over a library's arrays; see `call_with` and `arranged_outputs`."""
-
-    call: Callable[..., Any]
-    library: ArrayLibrary = "numpy"
+ReferenceFunction = tuple[Callable[..., Any], ArrayLibrary]
+"""A function that computes the expected outputs over a library's arrays; see `call_with` and `arranged_outputs`."""
 
 
 def call_with(
