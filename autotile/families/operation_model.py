@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, NamedTuple
 
@@ -241,9 +241,10 @@ IsValid = Callable[[int, Config], bool]
 """Tells whether a configuration, at a position among the candidates, is valid for a problem."""
 
 
-def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Callable[[Problem], IsValid]:
-    """Return a function of a problem that checks configurations against the rules and limits of a kernel.
+def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Callable[[Problem], IsValid | None]:
+    """Return a function of a problem that returns the check of configurations against a kernel's rules and limits.
 
+    That is None where no configuration is valid.
     ``problem`` is any of the same flags. The rules are parted so that candidates are checked quickly: those about sizes
     and flags hold for all configurations or for none, those about parameters and flags for all sizes or for none.
     """
@@ -263,24 +264,23 @@ def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Ca
         (sized if is_sized else others).append(limit)
     known: dict[tuple[int, str], bool] = {}  # of the rules and limits that do not depend on sizes, by element type
 
-    def check_of(problem: Problem) -> IsValid:
+    def check_of(problem: Problem) -> IsValid | None:
         of_sizes = {**of_device, **problem.names}
-        is_possible = all(rule.value(of_sizes) for rule in of_problem)
+        if not all(rule.value(of_sizes) for rule in of_problem):
+            return None
 
         def is_valid(number: int, config: Config) -> bool:
-            if spec.computed or not is_possible:
-                return is_possible and not check_config(spec, config, problem, device)
+            if spec.computed:
+                return not check_config(spec, config, problem, device)
             names = {**of_sizes, **config}
             demand = demand_of(spec, names, problem)
             own = known.get((number, problem.dtype))
             if own is None:
-                own = all(rule.value(names) for rule in of_config)
-                own = known[number, problem.dtype] = own and all(limit.fits(demand, device) for limit in others)
-            return (
-                own
-                and all(rule.value(names) for rule in of_pair)
-                and all(limit.fits(demand, device) for limit in sized)
-            )
+                own = all(rule.value(names) for rule in of_config) and all(one.fits(demand, device) for one in others)
+                known[number, problem.dtype] = own
+            if not own or not all(rule.value(names) for rule in of_pair):
+                return False
+            return all(one.fits(demand, device) for one in sized)
 
         return is_valid
 
@@ -329,19 +329,16 @@ Doubt = tuple[float, float]
 and for each doubling by which they differ. The two are added in squares."""
 
 
-Ranked = tuple[list[int], Callable[[int], Expected]]
-"""Positions of all candidates, the one that is expected to be fastest first, and each candidate with its time."""
-
-
-class ReadyCandidates(NamedTuple):
-    """Candidates for problems of given flags and kernels; ``libraries`` of them are libraries, the last ones."""
-
-    candidates: tuple[ModelCandidate, ...]
-    libraries: int
-    rank: Callable[[Mapping[str, int], KernelSizes], Ranked]
-    """Ranks them at given sizes, whether valid or not."""
-    rules: Mapping[str, Callable[[Problem], IsValid]]
-    """The `validity` of each kernel's configurations."""
+Ranked = tuple[list[int], list[int], Callable[[int], Expected]]
+"""Positions of configurations, and of libraries, the one that is expected to be fastest first; what is expected of
+each."""
+_Ready = tuple[
+    tuple[ModelCandidate, ...],
+    Callable[[Mapping[str, int], KernelSizes], Ranked],
+    Mapping[str, Callable[[Problem], IsValid | None]],
+]
+"""Candidates for problems of given flags and kernels, a function that ranks them, valid or not, and the `validity` of
+each kernel."""
 
 
 @dataclass(frozen=True)
@@ -391,24 +388,24 @@ class OperationModel:
         configuration must meet the limits of the device, be valid for ``dtype``, the element type of the problem if it
         is another than the model's, and be one that ``accepts``. Fewer than ``count`` are returned where fewer are.
         """
-        ready, order, expected = self.rank(sizes, kernels, specs, device, libraries=libraries)
-        if count == 1 and (library := self._unrivalled_library(ready.candidates, order, expected)) is not None:
-            return [library]
-        checks: dict[str, IsValid] = {}
+        candidates, rank, rules = self._prepared(sizes, kernels, specs, device, libraries)
+        configurations, listed, expected = rank(sizes, kernels)
+        others = [expected(number) for number in listed]
+        if count == 1 and others and not self._has_rival(others[0], map(expected, configurations)):
+            return others[:1]
+        checks: dict[str, IsValid | None] = {}
         own: list[Expected] = []
-        others: list[Expected] = []
-        for number in order:
-            one = ready.candidates[number]
-            if one.is_library:
-                others.append(expected(number))
-            elif len(own) < count and (accepts is None or accepts(one)):
+        for number in configurations:
+            if len(own) == count:
+                break
+            one = candidates[number]
+            if accepts is None or accepts(one):
                 name = one.kernel
                 if name not in checks:
-                    checks[name] = ready.rules[name](Problem(name, kernels[name], dtype or self.dtype))
-                if checks[name](number, one.config):
+                    checks[name] = rules[name](Problem(name, kernels[name], dtype or self.dtype))
+                is_valid = checks[name]
+                if is_valid is not None and is_valid(number, one.config):
                     own.append(expected(number))
-            if len(own) == count and len(others) == ready.libraries:
-                break
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
             first, library = own[0], others[0]
@@ -416,6 +413,16 @@ class OperationModel:
             chosen = first if lead > self.confidence * math.hypot(first.doubt, library.doubt) else library
             ranked = [chosen, *(one for one in ranked if one is not chosen)]
         return ranked[:count]
+
+    def _has_rival(self, library: Expected, configurations: Iterable[Expected]) -> bool:
+        """Return True if a configuration, valid or not, is expected to be faster than a library with confidence."""
+        for one in configurations:
+            lead = math.log(library.time_us / one.time_us)
+            if lead > self.confidence * math.hypot(one.doubt, library.doubt):
+                return True
+            if lead <= self.confidence * library.doubt:  # the others are slower still
+                break
+        return False
 
     def rank(
         self,
@@ -425,54 +432,30 @@ class OperationModel:
         device: DeviceProperties,
         *,
         libraries: Collection[str] = (),
-    ) -> tuple[ReadyCandidates, list[int], Callable[[int], Expected]]:
-        """Return the candidates that `choose` knows, valid or not, their order, and a function that gives their times.
-
-        Positions of candidates are in the order of their expected times; the function takes one. Arguments are as for
-        `choose`.
-        """
-        kernels = {name: own for name, own in kernels.items() if name in self.vocabulary.members}
-        key = (device.name, *(sizes[name] for name in self.vocabulary.flags), *kernels, *libraries)
-        ready = self._ready.get(key)
-        if ready is None:
-            if len(self._ready) >= _MAX_INPUTS:
-                self._ready.clear()
-            ready = self._ready[key] = self._prepare(sizes, kernels, specs, device, libraries)
-        return ready, *ready.rank(sizes, kernels)
-
-    def _unrivalled_library(
-        self, candidates: Sequence[ModelCandidate], order: Sequence[int], expected: Callable[[int], Expected]
-    ) -> Expected | None:
-        """Return the fastest library if no configuration, valid or not, is expected to be faster with confidence."""
-        first = next((number for number in order if candidates[number].is_library), None)
-        if first is None:
-            return None
-        library = expected(first)
-        for number in order:
-            if candidates[number].is_library:
-                continue
-            one = expected(number)
-            lead = math.log(library.time_us / one.time_us)
-            if lead > self.confidence * math.hypot(one.doubt, library.doubt):
-                return None
-            if lead <= self.confidence * library.doubt:  # the others are slower still
-                break
-        return library
+    ) -> Ranked:
+        """Return the candidates that `choose` knows in their order, whether valid or not; arguments are as there."""
+        return self._prepared(sizes, kernels, specs, device, libraries)[1](sizes, kernels)
 
     @cached_property
-    def _ready(self) -> dict[tuple[object, ...], ReadyCandidates]:
+    def _ready(self) -> dict[tuple[object, ...], _Ready]:
         """What is prepared, by the device, the flags, the kernels and the libraries."""
         return {}
 
-    def _prepare(
+    def _prepared(
         self,
         sizes: Mapping[str, int],
         kernels: KernelSizes,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
         libraries: Collection[str],
-    ) -> ReadyCandidates:
+    ) -> _Ready:
         """Prepare the networks, and the rules of the kernels, for problems of the same flags and kernels."""
+        kernels = {name: own for name, own in kernels.items() if name in self.vocabulary.members}
+        key = (device.name, *(sizes[name] for name in self.vocabulary.flags), *kernels, *libraries)
+        if (ready := self._ready.get(key)) is not None:
+            return ready
+        if len(self._ready) >= _MAX_INPUTS:
+            self._ready.clear()
         inputs = ModelInputs(
             self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels, dtype=self.dtype
         )
@@ -500,29 +483,29 @@ class OperationModel:
                 if not low <= size <= high:
                     doublings += abs(math.log2(size / (high if size > high else low)))
             problem = inputs.of_problem(sizes, kernels)
-            parts = [own(problem, inputs.of_pairs(kernels))] if own is not None else []
+            times = spreads = listed_times = listed_spreads = np.zeros(0, np.float32)
+            if own is not None:
+                times, spreads = own(problem, inputs.of_pairs(kernels))
             if others is not None:
-                log2_us, spread = others(problem, no_pairs)
+                listed_times, listed_spreads = others(problem, no_pairs)
                 if self.library_errors is not None:  # correct by the nearest measured problems
                     pairs = [self.library_errors.look_up(problem, number) for number in of_libraries]
-                    found = np.array(pairs, np.float32)
-                    log2_us, spread = log2_us + found[:, 0], found[:, 1]
-                parts.append((log2_us, spread))
-            log2_us = spread = np.zeros(0, np.float32)
-            if parts:
-                log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+                    errors = np.array(pairs, np.float32)
+                    listed_times, listed_spreads = listed_times + errors[:, 0], errors[:, 1]
+            all_times, all_spreads = times.tolist() + listed_times.tolist(), spreads.tolist() + listed_spreads.tolist()
 
             def expected(number: int) -> Expected:
                 constant, per_spread = doubts[number]
-                doubt = math.hypot(constant, per_spread * float(spread[number])) + _OUTSIDE_DOUBT * doublings
-                return Expected(candidates[number], 2.0 ** float(log2_us[number]), doubt)
+                doubt = math.hypot(constant, per_spread * all_spreads[number]) + _OUTSIDE_DOUBT * doublings
+                return Expected(candidates[number], 2.0 ** all_times[number], doubt)
 
-            order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
-            last = place, (order, expected)
+            configurations = np.argsort(times + SPREAD_COST * spreads)
+            libraries = np.argsort(listed_times + SPREAD_COST * listed_spreads) + len(configurations)
+            last = place, (configurations.tolist(), libraries.tolist(), expected)
             return last[1]
 
         rules = {name: validity(specs[name], specs[name].at(given), device) for name, given in kernels.items()}
-        return ReadyCandidates(candidates, len(listed), rank, rules)
+        return self._ready.setdefault(key, (candidates, rank, rules))
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""

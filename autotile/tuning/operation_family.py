@@ -501,8 +501,8 @@ class Sweep:
         losses = total / weights
         order = list(losses)
         if self._model is not None:
-            ready, ranked, _ = self._model.rank(sizes, kernels, self.specs, self.device)
-            expected = {ready.candidates[number].key: place for place, number in enumerate(ranked)}
+            ranked, _, of = self._model.rank(sizes, kernels, self.specs, self.device)
+            expected = {of(number).candidate.key: place for place, number in enumerate(ranked)}
             order = [expected.get(one.key, len(expected) + losses[place]) for place, one in enumerate(valid)]
         ordered = [valid[number] for number in np.argsort(order, kind="stable")]
         best, others = ordered[:_TRIED], ordered[_TRIED:]
