@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,7 +19,7 @@ from weakref import finalize
 
 import numpy as np
 
-from autotile.core.model import LaunchGeometry
+from autotile.core.model import LaunchGeometry, Sizes
 from autotile.cuda.driver import PER_THREAD_STREAM, live_device, outside_of_captures
 from autotile.cuda.function import Function, Module, ParameterBlock, driver_launch
 from autotile.cuda.toolchain import load_cupy
@@ -118,7 +118,7 @@ class GemmLayout:
     result: str
 
     @classmethod
-    def of(cls, sizes: Mapping[str, int], dtype: str) -> GemmLayout:
+    def of(cls, sizes: Sizes, dtype: str) -> GemmLayout:
         """Return the product with the sizes and flags of the operation ``matmul``."""
         return cls(
             sizes["M"],

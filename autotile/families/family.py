@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert, to_document
-from autotile.core.model import Config, Problem, Resources, config_key, config_text
+from autotile.core.model import Config, Problem, Resources, Sizes, config_key, config_text
 from autotile.core.text import percent_text, plural, sizes_text
 from autotile.errors import DataError, ProblemError
 from autotile.families.features import Feature, Traits
@@ -68,7 +68,7 @@ class Family:
 
     extents: Mapping[str, Extent]
 
-    def __contains__(self, sizes: Mapping[str, int]) -> bool:
+    def __contains__(self, sizes: Sizes) -> bool:
         return sizes.keys() == self.extents.keys() and all(
             sizes[name] in extent for name, extent in self.extents.items()
         )
@@ -197,7 +197,7 @@ _SPREAD_KINDS = ("round", "vector", "odd", "round", "vector", "round", "vector")
 
 
 def select_points(
-    family: Family, count: int, is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True
+    family: Family, count: int, is_possible: Callable[[Sizes], bool] = lambda _: True
 ) -> list[dict[str, int]]:
     """Select the problems of a family to tune, greedily by the mean distance of the family to the nearest point.
 
@@ -224,9 +224,9 @@ def select_points(
 
 def select_points_from(
     family: Family,
-    members: Sequence[Mapping[str, int]],
+    members: Sequence[Sizes],
     count: int,
-    is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True,
+    is_possible: Callable[[Sizes], bool] = lambda _: True,
     weights: Vector | None = None,
 ) -> list[dict[str, int]]:
     """Select points as `select_points` does, among given members, such as those that were recorded.
@@ -257,7 +257,7 @@ def select_points_from(
     return chosen
 
 
-def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
+def _position(family: Family, sizes: Sizes) -> list[float]:
     """Return coordinates whose absolute differences sum to the distance of two problems, in doublings."""
     found: list[float] = []
     for name, extent in family.extents.items():
@@ -537,7 +537,7 @@ class FamilyRule:
         configs, resident = [one.config for one in self.configs], [one.blocks_per_sm for one in self.configs]
         return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [problem]))
 
-    def nearest_point(self, number: int, sizes: Mapping[str, int], *, won: bool = False) -> RulePoint | None:
+    def nearest_point(self, number: int, sizes: Sizes, *, won: bool = False) -> RulePoint | None:
         """Return the nearest point at which a configuration was timed, or won: is the fastest of the rule's."""
         points = [one for one in self.points if (one.fastest() == number if won else one.times_us[number] is not None)]
         return min(points, key=lambda point: size_distance(point.sizes, sizes), default=None)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Name, convert
-from autotile.core.model import Config, Problem, Resources
+from autotile.core.model import Config, Problem, Resources, Sizes
 from autotile.errors import AutotileError, DataError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names, launch_geometry
@@ -306,7 +306,7 @@ def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, proble
         return 1.0
 
 
-def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple[int | None, ...]]:
+def array_extents(spec: KernelSpec, flags: Sizes) -> dict[str, tuple[int | None, ...]]:
     """Return, for each array of a kernel, which of the sizes each extent is; None where it is none of them.
 
     Sizes are counted in the order of the kernel's file, without flags.

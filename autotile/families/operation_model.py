@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert, to_document
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, Problem, Resources, config_key
+from autotile.core.model import Config, Problem, Resources, Sizes, config_key
 from autotile.core.text import plural
 from autotile.errors import DataError, InputError
 from autotile.families.features import TILING_COLUMNS, UNTILED, Column, array_extents, blocks_at, tilings
@@ -50,7 +50,7 @@ _MANY_ROUNDS = 4.0
 
 Vector = NDArray[np.float32]
 Times = NDArray[np.float64]
-KernelSizes = Mapping[str, Mapping[str, int]]
+KernelSizes = Mapping[str, Sizes]
 """Sizes and flags of a problem by the names of each kernel that computes it."""
 CandidateKey = tuple[str, str]
 """Name of a kernel or library, and `config_key` of its configuration."""
@@ -115,7 +115,7 @@ class ModelInputs:
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
         *,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         kernels: KernelSizes,
         dtype: str,
     ) -> None:
@@ -168,7 +168,7 @@ class ModelInputs:
         self._extents = tuple(extents.get(name, ()) for name in vocabulary.arrays)
         """Extents of each array of the first kernel, as positions of its sizes."""
 
-    def of_problem(self, sizes: Mapping[str, int], kernels: KernelSizes) -> Vector:
+    def of_problem(self, sizes: Sizes, kernels: KernelSizes) -> Vector:
         """Return the inputs of a problem, shape (problem inputs,)."""
         values = [sizes[name] for name in self.vocabulary.sizes]
         own: Sequence[int] = ()
@@ -308,7 +308,7 @@ _MAX_DOUBT = 100.0
 class MeasuredProblem(NamedTuple):
     """Sizes and flags of an operation, and the time in microseconds of each measured candidate, by its key."""
 
-    sizes: Mapping[str, int]
+    sizes: Sizes
     kernels: KernelSizes
     times_us: Mapping[CandidateKey, float]
 
@@ -334,7 +334,7 @@ Ranked = tuple[list[int], list[int], Callable[[int], Expected]]
 each."""
 _Ready = tuple[
     tuple[ModelCandidate, ...],
-    Callable[[Mapping[str, int], KernelSizes], Ranked],
+    Callable[[Sizes, KernelSizes], Ranked],
     Mapping[str, Callable[[Problem], IsValid | None]],
 ]
 """Candidates for problems of given flags and kernels, a function that ranks them, valid or not, and the `validity` of
@@ -368,7 +368,7 @@ class OperationModel:
 
     def choose(
         self,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         kernels: KernelSizes,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
@@ -426,7 +426,7 @@ class OperationModel:
 
     def rank(
         self,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         kernels: KernelSizes,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
@@ -443,7 +443,7 @@ class OperationModel:
 
     def _prepared(
         self,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         kernels: KernelSizes,
         specs: Mapping[str, KernelSpec],
         device: DeviceProperties,
@@ -472,7 +472,7 @@ class OperationModel:
             others = prepare(self.libraries.arrays, np.array(of_libraries), no_pairs.T)
         last: tuple[list[int], Ranked] | None = None  # what stands in for a choice is sought for the same sizes
 
-        def rank(sizes: Mapping[str, int], kernels: KernelSizes) -> Ranked:
+        def rank(sizes: Sizes, kernels: KernelSizes) -> Ranked:
             nonlocal last
             place = [sizes[name] for name in self.vocabulary.sizes]
             if (known := last) is not None and known[0] == place:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Problem, config_key
+from autotile.core.model import Config, Problem, Sizes, config_key
 from autotile.errors import AutotileError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.problem import size_distance
@@ -70,7 +70,7 @@ _MAX_LOG = 700.0
 class Tuned(msgspec.Struct, frozen=True):
     """A tuned problem."""
 
-    sizes: Mapping[str, int]
+    sizes: Sizes
     device: DeviceProperties | None
     """The GPU that it was tuned on; None if that is not known."""
     configs: Mapping[str, Config]

@@ -33,7 +33,7 @@ from autotile.kernel.expressions import (
     one_line,
     parse_array_expression,
 )
-from autotile.kernel.functions import Kind
+from autotile.kernel.functions import Kinds
 from autotile.kernel.table import ProblemSection, Table, describe
 from autotile.settings import available_cores
 
@@ -270,7 +270,7 @@ def _generator_calls(tree: ast.expr) -> list[ast.Call]:
 
 
 def _generator(
-    source: ExpressionText, call: ast.Call, scalars: Sequence[str], kinds: Mapping[str, Kind], location: Location
+    source: ExpressionText, call: ast.Call, scalars: Sequence[str], kinds: Kinds, location: Location
 ) -> Generator:
     assert isinstance(call.func, ast.Name)
     function, usage = call.func.id, GENERATORS[call.func.id]

@@ -41,6 +41,7 @@ from autotile.kernel.functions import (
     ArrayFunction,
     ExpressionError,
     Kind,
+    Kinds,
     Operand,
     Rows,
     any_row,
@@ -409,7 +410,7 @@ _LANGUAGE = (
 class ExpressionParser(ExpressionText):
     """Converts a syntax tree to nodes; methods raise `ExpressionError` for parts that are not in the language."""
 
-    def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: str, kinds: Kinds) -> None:
         super().__init__(text)
         self.kinds = kinds
         self.names: set[str] = set()
@@ -653,7 +654,7 @@ class Expression:
         return self if self.kind == "number" else replace(self, kind="number", node=node)
 
 
-def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:
+def parse_expression(text: str, kinds: Kinds, location: Location = UNKNOWN_LOCATION) -> Expression:
     """Parse and check a scalar expression over the names in ``kinds``, which include ``device.*``."""
     line_of_text = one_line(text)
     parser = ExpressionParser(line_of_text, kinds)
@@ -768,7 +769,7 @@ _EXAMPLES = {"text": "'edge'", "boolean": "True"}
 class ArrayParser(ExpressionText):
     """Converts syntax trees to closures; raises `ExpressionError` for what is not in the language."""
 
-    def __init__(self, text: str, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: str, known: tuple[str, ...], kinds: Kinds) -> None:
         super().__init__(text)
         self.known = known
         """Names of arrays and scalars."""
@@ -1051,7 +1052,7 @@ class ArrayExpression:
 
 
 def parse_array_expression(
-    text: str, names: Iterable[str], kinds: Mapping[str, Kind] | None = None, location: Location = UNKNOWN_LOCATION
+    text: str, names: Iterable[str], kinds: Kinds | None = None, location: Location = UNKNOWN_LOCATION
 ) -> ArrayExpression:
     """Parse and check an array expression, which may begin with assignments: ``t = x @ w; maximum(t, 0)``.
 

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from autotile.core.documents import Count, Name, Text, canonical_json, decode_json, read_regular
 from autotile.core.dtypes import DTYPES, Array, Dtype
-from autotile.core.model import Problem
+from autotile.core.model import Problem, Sizes
 from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
 from autotile.kernel.contents import InputExpression, InputFile, draw_chunks, encode_chunks, fill_integers
@@ -134,7 +134,7 @@ def ragged_problem(spec: KernelSpec, problem: Problem) -> Problem | None:
     return None if is_same or missing_input(spec, ragged) else ragged
 
 
-def expected_file(folder: Path, name: str, sizes: Mapping[str, int], seed: int, *, check: bool) -> Path:
+def expected_file(folder: Path, name: str, sizes: Sizes, seed: int, *, check: bool) -> Path:
     """Return the path of the expected values of an output in a session's folder; parameters as of `input_maker`."""
     inputs = canonical_json([dict(sorted(sizes.items())), seed, check])
     return folder / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.npy"

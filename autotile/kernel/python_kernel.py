@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.dtypes import DTYPES, dtype_name
+from autotile.core.model import Sizes
 from autotile.core.text import plural
 from autotile.errors import InputError, SpecError, listing, nearest, type_text
 from autotile.kernel.expressions import Environment, Expression, Location, Node, is_keyword, python_source
@@ -183,9 +184,7 @@ ReferenceFunction = tuple[Callable[..., Any], ArrayLibrary]
 """A function that computes the expected outputs over a library's arrays; see `call_with` and `arranged_outputs`."""
 
 
-def call_with(
-    function: Callable[..., Any], arrays: Mapping[str, Any], scalars: Mapping[str, Any], sizes: Mapping[str, int]
-) -> Any:
+def call_with(function: Callable[..., Any], arrays: Mapping[str, Any], scalars: Mapping[str, Any], sizes: Sizes) -> Any:
     """Call a function with what it asks for.
 
     If its arguments are named as arrays, scalars or sizes, it gets those; with ``**`` it gets all others too. Otherwise
@@ -392,7 +391,7 @@ def build_document(
     launch: Mapping[str, Any] | Sequence[Any] | None,
     steps: Sequence[Mapping[str, Any]],
     reference: Any,
-    sizes: Mapping[str, int] | None,
+    sizes: Sizes | None,
     rules: Mapping[str, Any] | Sequence[Any],
     heuristics: Mapping[str, Any] | Sequence[Any],
     default: Mapping[str, Any] | None,

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.model import Value
+from autotile.core.model import Values
 from autotile.core.text import plural
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.expressions import Location
@@ -58,7 +58,7 @@ class SpaceStage(msgspec.Struct, frozen=True):
 
 
 def join(
-    parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Mapping[str, Value], source: str = ""
+    parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Values, source: str = ""
 ) -> tuple[list[Codes], list[SpaceStage]]:
     """Enumerate the combinations that meet the rules, conditions over parameters and the names in ``fixed``.
 
@@ -165,7 +165,7 @@ Given the joined parameter, the columns of the others, and the number of rows, t
 meets the rule with each value of the joined parameter, shape (rows, values)."""
 
 
-def _condition(rule: Rule, domains: Domains, fixed: Mapping[str, Value]) -> Condition:
+def _condition(rule: Rule, domains: Domains, fixed: Values) -> Condition:
     expression = rule.expression
     names = tuple(name for name in domains if name in expression.names)
     sizes = [len(domains[name]) for name in names]

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Problem, Resources, Value
+from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Problem, Resources, Values
 from autotile.core.text import plural
 from autotile.errors import nearest
 from autotile.kernel.arguments import (
@@ -127,7 +127,7 @@ def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]
     return np.where(possible, shared, 0)
 
 
-EvaluateWhere = Callable[[Mapping[str, Value], Mask, Expression], Column]
+EvaluateWhere = Callable[[Values, Mask, Expression], Column]
 """Evaluates an expression over parameters, sizes, flags, ``device.*`` and further names, whose values are given, in
 selected rows, shape (rows,); a bool selects all or none. The result is an int64 column, 1 in other rows; for a single
 configuration, an int."""
@@ -251,10 +251,10 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         return counts
 
 
-def demand_of(spec: KernelSpec, names: Mapping[str, Value], problem: Problem) -> Demand:
+def demand_of(spec: KernelSpec, names: Values, problem: Problem) -> Demand:
     """Return the demand of a single configuration, given the value of every name."""
 
-    def evaluate(extra: Mapping[str, Value], rows: bool, expression: Expression) -> int:
+    def evaluate(extra: Values, rows: bool, expression: Expression) -> int:
         if not rows:
             return 1
         return int(expression.value(names if expression.names.isdisjoint(extra) else {**extra, **names}))
@@ -529,7 +529,7 @@ LIMITS = (
 """All limits, in the order applied."""
 
 
-def unfit_scalar(spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> str:
+def unfit_scalar(spec: KernelSpec, dtype: str, names: Values) -> str:
     """Return why a scalar that the problem binds does not fit in its type, as one line; "" if all fit."""
     faults = (
         bound_fault(scalar.name, int(scalar.binding.value(names)), scalar.element_type(dtype))
