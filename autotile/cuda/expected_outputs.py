@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES, Dtype, map_npy
+from autotile.core.dtypes import DTYPES, Dtype, Shape, map_npy
 from autotile.core.model import Config, Problem, config_key
 from autotile.core.text import plural, sizes_text
 from autotile.cuda.compiler import CubinCache, compile_job
@@ -53,7 +53,7 @@ class ReferenceOutput:
 
 
 def checked_output(
-    values: Any, name: str, shape: tuple[int, ...], dtype: Dtype, *, place: str, support: SupportKernels
+    values: Any, name: str, shape: Shape, dtype: Dtype, *, place: str, support: SupportKernels
 ) -> ReferenceOutput:
     """Return expected values in the form in which outputs are compared with them; messages name their ``place``.
 
@@ -93,9 +93,7 @@ class ReferenceSolution:
     support: SupportKernels
     _largest_product_flops: int = 0
 
-    def output(
-        self, name: str, expression: ArrayExpression, shape: tuple[int, ...], dtype: Dtype, place: str
-    ) -> ReferenceOutput:
+    def output(self, name: str, expression: ArrayExpression, shape: Shape, dtype: Dtype, place: str) -> ReferenceOutput:
         """Compute the expected values of an output; messages name the ``place`` of the expression and the sizes.
 
         Raise `InputError` if the expression cannot be evaluated, its shape is not the output's, or its value is not

@@ -26,6 +26,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.documents import convert
+from autotile.core.dtypes import Array
 from autotile.errors import DataError
 
 Matrix = NDArray[np.float32]
@@ -60,7 +61,7 @@ class Inputs(NamedTuple):
     pair: Matrix
     number: NDArray[np.int64]
 
-    def rows(self, chosen: NDArray[Any]) -> Inputs:
+    def rows(self, chosen: Array) -> Inputs:
         """Return some of the rows."""
         return Inputs(self.problem[chosen], self.item[chosen], self.pair[chosen], self.number[chosen])
 
@@ -168,11 +169,11 @@ class _EnsembleDocument(msgspec.Struct):
     arrays: Annotated[dict[str, Annotated[str, Meta(max_length=2**23)]], Meta(max_length=64)]
 
 
-def _encoded(array: NDArray[Any], kind: str) -> str:
+def _encoded(array: Array, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(array, kind).tobytes()).decode()
 
 
-def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> NDArray[Any]:
+def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> Array:
     try:
         values = np.frombuffer(base64.b64decode(text, validate=True), kind).reshape(shape)
     except ValueError:
@@ -337,7 +338,7 @@ class Neighbours:
     ``weights``, shape (problems, inputs).
     """
 
-    def __init__(self, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: NDArray[Any]) -> None:
+    def __init__(self, points: Array, errors: Array, items: Array, weights: Array) -> None:
         self.points: NDArray[np.float16] = points.astype(np.float16)
         self.errors: NDArray[np.float16] = errors.astype(np.float16)
         self.items: NDArray[np.int16] = items.astype(np.int16)
@@ -425,7 +426,7 @@ def _finder(points: Matrix, errors: Matrix) -> Callable[[Matrix], list[tuple[flo
     return nearest
 
 
-def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:
+def _smallest(values: Array) -> NDArray[np.int64]:
     """Return the positions of the smallest values, in any order."""
     few = values[::_SAMPLED]
     if len(few) < _NEAREST:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from autotile.core.dtypes import DTYPES, Array, Dtype, canonical_dtype
+from autotile.core.dtypes import DTYPES, Array, Dtype, Shape, canonical_dtype
 from autotile.core.model import Sizes, Values, dtype_names
 from autotile.errors import ArgumentError, listing, nearest
 from autotile.kernel.contents import Content, InputExpression, declared_content
@@ -212,7 +212,7 @@ class Workspace(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     zeroed: bool
 
     @property
@@ -234,7 +234,7 @@ class ArrayArgument(ArgumentKind, frozen=True):
         name = kind.chosen if kind.condition is None or kind.condition.value(names) else kind.otherwise
         return problem_dtype if name == PROBLEM_DTYPE else name
 
-    def extents(self, names: Values) -> tuple[int, ...]:
+    def extents(self, names: Values) -> Shape:
         """Return the number of elements along each axis at the given sizes and flags."""
         return tuple(int(extent.value(names)) for extent in self.shape)
 
@@ -344,7 +344,7 @@ class BufferArgument(ArrayArgument, frozen=True):
         """Return the shape."""
         return ShapeOnly(self.array_shape(sizes))
 
-    def array_shape(self, names: Values) -> tuple[int, ...]:
+    def array_shape(self, names: Values) -> Shape:
         """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
         dtype = DTYPES.get(self.element_type("", names))  # the problem's type, which "" stands for, is no vector
         return dtype.array_shape(self.extents(names)) if dtype is not None else self.extents(names)
@@ -668,7 +668,7 @@ def strides_bytes(shape: tuple[Any, ...], element_bytes: int) -> tuple[Any, ...]
     return tuple(accumulate(reversed(shape[1:]), operator.mul, initial=element_bytes))[:0:-1]
 
 
-def _misaligned_stride(shape: tuple[int, ...], element_bytes: int) -> int:
+def _misaligned_stride(shape: Shape, element_bytes: int) -> int:
     """Return the first stride, in bytes, that is not a multiple of `UNIT_BYTES`; 0 if there is none."""
     return next((stride for stride in strides_bytes(shape, element_bytes) if stride % UNIT_BYTES), 0)
 
@@ -841,7 +841,7 @@ class Texture(NamedTuple):
     name: str
     buffer: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     """Elements along each axis, one axis or two."""
     filter: Filter
     address: AddressMode

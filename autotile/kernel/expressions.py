@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from autotile.core.dtypes import Shape
 from autotile.core.forks import cached_property
 from autotile.core.model import DTYPE_BYTES
 from autotile.errors import SpecError, listing, nearest
@@ -668,7 +669,7 @@ class ShapeOnly:
 
     __slots__ = ("largest", "shape")
 
-    def __init__(self, shape: language.Shape, *operands: Any) -> None:
+    def __init__(self, shape: Shape, *operands: Any) -> None:
         self.shape = shape
         largest = [operand.largest for operand in operands if isinstance(operand, ShapeOnly)]
         self.largest: int = max(math.prod(shape), *largest, 0)
@@ -719,7 +720,7 @@ def _operand(value: Any) -> Any:
     return value.astype(wide, copy=False)
 
 
-def _shape_of(value: Any) -> language.Shape:
+def _shape_of(value: Any) -> Shape:
     return tuple(value.shape) if is_array(value) else ()
 
 
@@ -1028,9 +1029,9 @@ class ArrayExpression:
         """Text with normalized spaces and parentheses."""
         return canonical_text(self.text)
 
-    def shape(self, env: Mapping[str, Any]) -> tuple[int, ...]:
+    def shape(self, env: Mapping[str, Any]) -> Shape:
         """Return the shape of the value, where ``env`` has `ShapeOnly` in place of arrays."""
-        found: tuple[int, ...] = self.evaluate(env).shape
+        found: Shape = self.evaluate(env).shape
         return found
 
     def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Any:

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.dtypes import Shape
 from autotile.core.text import plural
 
 Operand = Any
@@ -39,7 +40,6 @@ Kinds = Mapping[str, Kind]
 """Kind of each name that an expression may use."""
 
 Compute = Callable[..., Any]
-Shape = tuple[int, ...]
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1

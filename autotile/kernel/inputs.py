@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from autotile.core.documents import Count, Name, Text, canonical_json, decode_json, read_regular
-from autotile.core.dtypes import DTYPES, Array, Dtype
+from autotile.core.dtypes import DTYPES, Array, Dtype, Shape
 from autotile.core.model import Problem, Sizes
 from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
@@ -81,7 +81,7 @@ _INTEGER_SPAN = 8
 _INTEGER_RANGES = {"bool": (0, 1), **{f"uint{bits}": (0, _INTEGER_SPAN) for bits in (8, 16, 32, 64)}}
 
 
-def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, seed: int = 0) -> Array:
+def make_input(buffer: BufferArgument, shape: Shape, dtype_name: str, seed: int = 0) -> Array:
     """Return a content that is a name alone, rounded to its dtype, in the storage dtype.
 
     It depends only on the buffer's name, shape (that of `BufferArgument.array_shape`), dtype and distribution, and on

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES, dtype_name
+from autotile.core.dtypes import DTYPES, Array, dtype_name
 from autotile.core.model import Sizes
 from autotile.core.text import plural
 from autotile.errors import InputError, SpecError, listing, nearest, type_text
@@ -75,7 +75,7 @@ class Buffer:
     restore: bool = False
 
     @property
-    def array(self) -> NDArray[Any] | None:
+    def array(self) -> Array | None:
         """The content, if one is given."""
         return as_array(self.dtype)
 
@@ -153,7 +153,7 @@ def _present(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
-def as_array(value: Any) -> NDArray[Any] | None:
+def as_array(value: Any) -> Array | None:
     """Return an array of NumPy or CuPy as one of NumPy; None for anything else."""
     if isinstance(value, np.ndarray):
         return value
@@ -270,7 +270,7 @@ def names_read(function: ConfigFunction, configs: Iterable[Mapping[str, Any]]) -
     return read
 
 
-def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def map_rows(function: ConfigFunction, columns: Mapping[str, Array]) -> Array:
     """Return the value of a function of one row, with plain values, in each row of a table, shape (rows,).
 
     The function is called once for each combination of the values that it reads. It must depend on these alone.
@@ -325,7 +325,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             "parameters, or let it take one mapping of all of them"
         )
 
-    def of_columns(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
+    def of_columns(columns: Mapping[str, Array], rows: int) -> NDArray[np.bool_] | None:
         """Return the answer for all rows; None if the function is not one of arrays."""
         try:
             holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
@@ -333,7 +333,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             return None  # the calls for single rows report it
         return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
 
-    def of_row(columns: Mapping[str, NDArray[Any]], row: int) -> bool:
+    def of_row(columns: Mapping[str, Array], row: int) -> bool:
         values = {name: column[row].item() for name, column in columns.items()}
         try:
             return bool(function(dict(values)) if takes_mapping else function(**values))
@@ -373,7 +373,7 @@ class PythonDocument(NamedTuple):
     """Text of the template; None if it is a file."""
     template: Path | None
     """Path of the template; None if it is a text."""
-    arrays: dict[str, NDArray[Any]]
+    arrays: dict[str, Array]
     """Contents of buffers and expected outputs, by the names of the files that the document gives for them."""
     reference: Callable[..., Any] | None
     """Function that computes the expected outputs; None if the reference is none."""
@@ -417,7 +417,7 @@ def build_document(
     name = str(name) if name is not None else words[-1] if words else "kernel"
     code = text if text is not None else read_text(template, "source") if template is not None else ""
     given = _named_arguments(arguments, first, code, name, has_steps=entry is None)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     tables = {key: _argument(key, value, name, arrays) for key, value in given.items()}
     launched = _launch(launch, name)
     text_rules, rule_functions = _rules(rules, "rule", name)
@@ -505,7 +505,7 @@ def parameter_names(source: str, entry: str) -> tuple[str, ...]:
     return tuple(name for name, _ in next(found, ()))
 
 
-def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], key: str, kernel: str) -> str:
+def _file_of(name: str, array: Array, arrays: dict[str, Array], key: str, kernel: str) -> str:
     """Add an array, and return the name of its file, which tells its content apart from others."""
     if dtype_name(array.dtype) not in DTYPES:
         cure = f"convert it with astype() to one of {listing(DTYPES)}, in the byte order of this machine"
@@ -517,7 +517,7 @@ def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], ke
     return file
 
 
-def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+def _argument(name: str, value: Any, kernel: str, arrays: dict[str, Array]) -> dict[str, Any]:
     """Return the table of an argument; the content of an array is added to ``arrays``."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -569,7 +569,7 @@ def _reference(
     reference: Any,
     arguments: Mapping[str, Mapping[str, Any]],
     launch: Mapping[str, Any],
-    arrays: dict[str, NDArray[Any]],
+    arrays: dict[str, Array],
     *,
     kernel: str,
     code: str,
