@@ -5,7 +5,7 @@ ragged sizes: programs call with 1999 as well as with 2048, and a tile that does
 
 A rule is a few configurations, and a small decision tree over features of a problem that chooses one. It is data that a
 person can read; every part is checked when it is read back, and nothing in it is executed. It is learned from the few
-measured points and from many more problems of the family, with times predicted by a `TimeModel`; what it minimises is
+measured points and from many more problems of the family, with times that `predict_times` expects; what it minimises is
 the mean loss, the time of the served configuration over the fastest known one at the point, minus 1.
 """
 
@@ -602,7 +602,7 @@ _PRIOR_WEIGHT = 0.3
 """Weight of a residual of zero, relative to the weight of 1 at the point itself."""
 _UNKNOWN_SHARE = 0.1
 """Share of measured points among those nearby, below which a configuration is regarded as hardly known there. This and
-the factor of two in `TimeModel.predict` were chosen on times of some hundred configurations of ``sgemm`` and
+the factor of two in `predict_times` were chosen on times of some hundred configurations of ``sgemm`` and
 ``gemm_mma`` at 64 and 110 sizes on an H200; similar values do about as well."""
 _COMMON_TERMS = 6
 """Number of terms that do not depend on the alignment of the sizes."""
@@ -610,77 +610,69 @@ _MIN_US = 1e-9
 """Minimum of a modelled time, in microseconds."""
 
 
-class TimeModel(NamedTuple):
-    """Expected times of several configurations at problems where they were not measured.
+def fit_times(times_us: Matrix, best_us: Matrix, points: Traits) -> tuple[Matrix, Matrix]:
+    """Fit a model of times by least squares of relative errors, to times of shape (points, configurations).
 
     The model of a launch is a sum of terms with non-negative weights: a constant; the work of the busiest SM (its
     rounds of blocks times the depth, the operations per output); that work again for each size that is not a multiple
     of the vector length; the depth alone (one block whose latency nothing hides); the number of whole waves; waves
-    times depth; and the bytes moved. The residuals at the measured points are interpolated to nearby problems. Measured
-    times bound the result: a problem that is larger in every size does not take less time.
+    times depth; and the bytes moved.
+
+    Where a configuration was not measured (NaN), its time is guessed from its mean ratio to the best time elsewhere.
+    Guesses only decide what the measured times leave undetermined. Every configuration has at least one time;
+    ``best_us`` is the best known one at each point. The result is the weight of each term, in microseconds per unit of
+    the term, shape (configurations, terms), and the logarithm of measured over modelled time, 0 where not measured,
+    shape (points, configurations).
     """
+    from scipy.optimize import nnls  # the import takes 0.1 s, and serving does not need it
 
-    weights: Matrix
-    """Weight of each term, in microseconds per unit of the term, shape (configurations, terms)."""
-    residuals: Matrix
-    """Logarithm of measured over modelled time, 0 where not measured, shape (points, configurations)."""
-    times_us: Matrix
-    """Measured times, NaN where not measured, same shape."""
-    points: Traits
+    known = np.isfinite(times_us)
+    slowdown = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
+    filled = np.where(known, times_us, np.exp(slowdown) * best_us[:, None])
+    trust = np.where(known, 1.0, _GUESS_WEIGHT)
+    weights = []
+    for config in range(times_us.shape[1]):
+        relative = _terms(points, config) * (trust[:, config] / filled[:, config])[:, None]
+        scale = np.maximum(relative.max(axis=0), 1e-300)
+        weights.append(nnls(relative / scale, trust[:, config])[0] / scale)
+    modelled_us = _model_us(points, np.array(weights))
+    residuals = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled_us), 0.0)
+    return np.array(weights), residuals
 
-    @classmethod
-    def fit(cls, times_us: Matrix, best_us: Matrix, traits: Traits) -> TimeModel:
-        """Fit the model by least squares of relative errors, to times of shape (points, configurations).
 
-        Where a configuration was not measured (NaN), its time is guessed from its mean ratio to the best time
-        elsewhere. Guesses only decide what the measured times leave undetermined. Every configuration has at least one
-        time; ``best_us`` is the best known one at each point.
-        """
-        from scipy.optimize import nnls  # the import takes 0.1 s, and serving does not need it
+def predict_times(weights: Matrix, residuals: Matrix, measured_us: Matrix, points: Traits, traits: Traits) -> Matrix:
+    """Return the expected times in microseconds at other problems, shape (problems, configurations).
 
-        known = np.isfinite(times_us)
-        slowdown = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
-        filled = np.where(known, times_us, np.exp(slowdown) * best_us[:, None])
-        trust = np.where(known, 1.0, _GUESS_WEIGHT)
-        weights = []
-        for config in range(times_us.shape[1]):
-            relative = _terms(traits, config) * (trust[:, config] / filled[:, config])[:, None]
-            scale = np.maximum(relative.max(axis=0), 1e-300)
-            weights.append(nnls(relative / scale, trust[:, config])[0] / scale)
-        modelled_us = _model_us(traits, np.array(weights))
-        residuals = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled_us), 0.0)
-        return cls(np.array(weights), residuals, times_us, traits)
+    Weights and residuals are those of `fit_times` for measured times at points. The residuals are interpolated to
+    nearby problems. Measured times bound the result: a problem that is larger in every size does not take less time.
 
-    def predict(self, traits: Traits) -> Matrix:
-        """Return the expected times in microseconds at other problems, shape (problems, configurations).
-
-        The time of a configuration that was measured at hardly any point nearby is raised by up to a factor of two: a
-        model of one or two times fits them by chance, and among many such models some are far too low.
-        """
-        places, points = (
-            np.stack([np.log2(np.maximum(column, 0.5)) for column in sizes.values()], axis=1)  # flags: 1 doubling apart
-            for sizes in (traits.sizes, self.points.sizes)
-        )
-        nearness = np.exp(-np.abs(places[:, None, :] - points[None, :, :]).sum(axis=2) / _REACH_DOUBLINGS)
-        known = nearness @ np.isfinite(self.times_us)
-        interpolated = nearness @ self.residuals / (known + _PRIOR_WEIGHT)
-        share = known / nearness.sum(axis=1, keepdims=True)
-        expected_us = _model_us(traits, self.weights) * np.exp(interpolated)
-        # Times measured at a larger problem bound from above, at a smaller one from below: the model assumes that two
-        # blocks on an SM take twice the time of one, where they often take hardly more. Where only one of the two
-        # problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
-        aligned = self.weights.copy()
-        aligned[:, _COMMON_TERMS:] = 0.0
-        here, there = (_model_us(each, self.weights) / _model_us(each, aligned) for each in (traits, self.points))
-        smaller, larger = _is_within(traits.sizes, self.points.sizes), _is_within(self.points.sizes, traits.sizes)
-        upper_us, lower_us = np.full_like(expected_us, np.inf), np.zeros_like(expected_us)
-        for point, times_us in enumerate(self.times_us):  # NaN bounds nothing
-            ratio, below, above = here / there[point], smaller[:, point], larger[point]
-            upper_us[below] = np.fmin(upper_us, times_us * np.maximum(ratio, 1.0))[below]
-            lower_us[above] = np.fmax(lower_us, times_us * np.minimum(ratio, 1.0))[above]
-        bounded = np.maximum(np.minimum(expected_us, upper_us), lower_us)
-        bounded = np.where(lower_us > upper_us, expected_us, bounded)  # contradicting bounds are ignored
-        return np.asarray(bounded * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
+    The time of a configuration that was measured at hardly any point nearby is raised by up to a factor of two: a
+    model of one or two times fits them by chance, and among many such models some are far too low.
+    """
+    places, others = (
+        np.stack([np.log2(np.maximum(column, 0.5)) for column in sizes.values()], axis=1)  # flags: 1 doubling apart
+        for sizes in (traits.sizes, points.sizes)
+    )
+    nearness = np.exp(-np.abs(places[:, None, :] - others[None, :, :]).sum(axis=2) / _REACH_DOUBLINGS)
+    known = nearness @ np.isfinite(measured_us)
+    interpolated = nearness @ residuals / (known + _PRIOR_WEIGHT)
+    share = known / nearness.sum(axis=1, keepdims=True)
+    expected_us = _model_us(traits, weights) * np.exp(interpolated)
+    # Times measured at a larger problem bound from above, at a smaller one from below: the model assumes that two
+    # blocks on an SM take twice the time of one, where they often take hardly more. Where only one of the two
+    # problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
+    aligned = weights.copy()
+    aligned[:, _COMMON_TERMS:] = 0.0
+    here, there = (_model_us(each, weights) / _model_us(each, aligned) for each in (traits, points))
+    smaller, larger = _is_within(traits.sizes, points.sizes), _is_within(points.sizes, traits.sizes)
+    upper_us, lower_us = np.full_like(expected_us, np.inf), np.zeros_like(expected_us)
+    for point, times_us in enumerate(measured_us):  # NaN bounds nothing
+        ratio, below, above = here / there[point], smaller[:, point], larger[point]
+        upper_us[below] = np.fmin(upper_us, times_us * np.maximum(ratio, 1.0))[below]
+        lower_us[above] = np.fmax(lower_us, times_us * np.minimum(ratio, 1.0))[above]
+    bounded = np.maximum(np.minimum(expected_us, upper_us), lower_us)
+    bounded = np.where(lower_us > upper_us, expected_us, bounded)  # contradicting bounds are ignored
+    return np.asarray(bounded * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
 
 
 def _terms(traits: Traits, config: int) -> Matrix:
@@ -829,17 +821,11 @@ class TrainingData(NamedTuple):
         return np.asarray(self.times_us / np.nanmin(self.times_us, axis=1, keepdims=True) - 1.0)
 
 
-class LearnedRule(NamedTuple):
-    """A rule over the columns of the training data that were chosen, in the order in which the tree numbers them.
+LearnedRule = tuple[tuple[int, ...], Tree, Vector, Vector]
+"""Columns of the training data that were chosen, in the order in which the tree numbers them; the tree; losses.
 
-    Losses, of shape (points,), are those of the served configuration; those that are held out are of a rule that was
-    learned without the point and without the configurations that only this point proposed, NaN for a single point.
-    """
-
-    chosen: tuple[int, ...]
-    tree: Tree
-    losses: Vector
-    held_out: Vector
+Losses, of shape (points,), are those of the served configuration, and those of a rule that was learned without the
+point and without the configurations that only this point proposed, NaN for a single point."""
 
 
 def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int) -> LearnedRule:
@@ -854,7 +840,7 @@ def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int
         rule = _learn_on(data, np.setdiff1d(everywhere, fold), features, max_configs)
         held_out[fold] = _served_losses(data, *rule, fold)
     chosen, tree = _learn_on(data, everywhere, features, max_configs)
-    return LearnedRule(chosen, tree, _served_losses(data, chosen, tree, everywhere), held_out)
+    return chosen, tree, _served_losses(data, chosen, tree, everywhere), held_out
 
 
 def select_configs(losses: Matrix, weights: Vector, max_configs: int) -> list[int]:
@@ -896,7 +882,8 @@ def _learn_on(
     # Of the unmeasured problems, losses that are predicted from these points; NaN where not valid.
     traits, others = data.traits.select(columns.tolist()).rows(points), data.unmeasured.select(columns.tolist())
     best_us = np.nanmin(data.times_us[points], axis=1)
-    predicted_us = TimeModel.fit(data.times_us[np.ix_(points, columns)], best_us, traits).predict(others)
+    times_us = data.times_us[np.ix_(points, columns)]
+    predicted_us = predict_times(*fit_times(times_us, best_us, traits), times_us, traits, others)
     valid = data.is_valid[:, columns]
     least_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
     predicted = np.where(valid, predicted_us / least_us - 1.0, np.nan)

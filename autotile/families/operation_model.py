@@ -305,12 +305,8 @@ _MAX_CANDIDATES = 512
 _MAX_DOUBT = 100.0
 
 
-class MeasuredProblem(NamedTuple):
-    """Sizes and flags of an operation, and the time in microseconds of each measured candidate, by its key."""
-
-    sizes: Sizes
-    kernels: KernelSizes
-    times_us: Mapping[CandidateKey, float]
+MeasuredProblem = tuple[Sizes, KernelSizes, Mapping[CandidateKey, float]]
+"""Sizes and flags of an operation, those of each kernel, and the time in microseconds of each measured candidate."""
 
 
 class Expected(NamedTuple):
@@ -572,16 +568,9 @@ _MAX_ROW_PASSES = (2_500_000, 1_000_000)
 """Maximum number of rows times passes, of configurations and of libraries: more changes little and takes minutes."""
 
 
-class HeldOut(NamedTuple):
-    """Measured times, and predictions of networks that were not fitted to them, shape (problems, candidates).
-
-    NaN where nothing was measured. The candidates are configurations first, then libraries.
-    """
-
-    candidates: tuple[ModelCandidate, ...]
-    times_us: Times
-    log2_us: Times
-    spread: Times
+HeldOut = tuple[tuple[ModelCandidate, ...], Times, Times, Times]
+"""Candidates, configurations first; measured times, and logarithms and spread that networks predict which were not
+fitted to them, shape (problems, candidates). NaN where nothing was measured."""
 
 
 def fit_model(
@@ -608,12 +597,12 @@ def fit_model(
     own = tuple(sorted(candidates, key=lambda one: one.is_library))
     numbers = {one.key: number for number, one in enumerate(own)}
     times_us = np.full((len(problems), len(own)), np.nan)
-    for row, problem in enumerate(problems):
-        for key, time_us in problem.times_us.items():
+    for row, (_, _, measured_us) in enumerate(problems):
+        for key, time_us in measured_us.items():
             times_us[row, numbers[key]] = time_us
 
-    names = list(problems[0].sizes)
-    columns = {name: [problem.sizes[name] for problem in problems] for name in names}
+    names = list(problems[0][0])
+    columns = {name: [sizes[name] for sizes, _, _ in problems] for name in names}
     members = dict.fromkeys(one.kernel for one in own if not one.is_library)
     arrays = [{buffer.name for buffer in specs[name].buffers} for name in members]
     vocabulary = Vocabulary(
@@ -624,7 +613,7 @@ def fit_model(
         tuple(sorted({name for one in own for name in one.config})),
     )
     rows = _rows_of(vocabulary, own, specs, device, dtype=dtype, problems=problems, times_us=times_us)
-    held_out = HeldOut(own, times_us, *_cross_validate(rows, times_us, epochs))
+    held_out = (own, times_us, *_cross_validate(rows, times_us, epochs))
     doubts = _doubts(held_out)
     confidence = _CONFIDENCES[-1]
     if any(one.is_library for one in own):  # the least with which kernels that are chosen seldom lose against it
@@ -743,11 +732,11 @@ def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> 
 
 def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
     """Fit the squared residuals of each kernel's best configurations by a constant and the squared spread."""
-    candidates = held_out.candidates
+    candidates, times_us, log2_us, spreads = held_out
     own = np.array([not one.is_library for one in candidates])
-    best = np.nanmin(np.where(own & np.isfinite(held_out.times_us), held_out.times_us, np.inf), axis=1)
-    near = ~own | (held_out.times_us <= _NEAR * best[:, None])
-    residuals = np.log(held_out.times_us) - math.log(2.0) * held_out.log2_us
+    best = np.nanmin(np.where(own & np.isfinite(times_us), times_us, np.inf), axis=1)
+    near = ~own | (times_us <= _NEAR * best[:, None])
+    residuals = np.log(times_us) - math.log(2.0) * log2_us
     found: dict[str, Doubt] = {}
     for name in dict.fromkeys(one.kernel for one in candidates):
         of_kernel = np.array([one.kernel == name for one in candidates])
@@ -756,7 +745,7 @@ def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
             found[name] = 0.5, 1.0
             continue
         squares = np.minimum(np.square(residuals[mask]), 1.0)
-        spread = np.square(held_out.spread[mask])
+        spread = np.square(spreads[mask])
         per_spread = max(float(np.cov(spread, squares)[0, 1] / max(float(spread.var()), 1e-12)), 0.0)
         constant = max(float(squares.mean() - per_spread * spread.mean()), _MIN_DOUBT**2)
         found[name] = math.sqrt(constant), min(math.sqrt(per_spread), 10.0)
