@@ -25,7 +25,7 @@ from autotile.cuda.support import GuardedBuffer, SupportKernels, workspace_buffe
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.arguments import encode_value
-from autotile.kernel.expressions import ArrayExpression, Matmul, ShapeOnly
+from autotile.kernel.expressions import ArrayExpression, Environment, Matmul, ShapeOnly
 from autotile.kernel.inputs import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
@@ -89,7 +89,7 @@ class ReferenceSolution:
     ragged shape before it is relied on for the tuned one.
     """
 
-    environment: Mapping[str, Any]
+    environment: Environment
     support: SupportKernels
     _largest_product_flops: int = 0
 
@@ -139,7 +139,7 @@ class ReferenceSolution:
         return {name: value.get() if np.ndim(value) else value for name, value in self.environment.items()}
 
 
-def _guarded(expression: ArrayExpression, environment: Mapping[str, Any], matmul: Matmul, place: str) -> Any:
+def _guarded(expression: ArrayExpression, environment: Environment, matmul: Matmul, place: str) -> Any:
     try:
         return expression.evaluate(environment, matmul)
     except (ValueError, TypeError, IndexError, ArithmeticError) as error:
@@ -203,13 +203,7 @@ class ExpectedOutputs:
     _functions: dict[tuple[int, ...], tuple[Function, int]] = field(default_factory=dict)
 
     def compute(
-        self,
-        problem: Problem,
-        inputs: Mapping[str, GuardedBuffer],
-        scalars: Mapping[str, Any],
-        *,
-        seed: int,
-        check: bool,
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, *, seed: int, check: bool
     ) -> dict[str, ReferenceOutput]:
         """Return the expected values of each output that has a reference for these inputs.
 
@@ -241,7 +235,7 @@ class ExpectedOutputs:
         return expected
 
     def _of_expressions(
-        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, at: str
     ) -> dict[str, ReferenceOutput]:
         """Return the values of the expressions; the decoded inputs are free again when this returns."""
         spec, expected = self.spec, dict[str, ReferenceOutput]()
@@ -287,7 +281,7 @@ class ExpectedOutputs:
         return {name: base / file for name, file in reference.files.items()}
 
     def _of_kernel(
-        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], place: str
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, place: str
     ) -> dict[str, Any]:
         """Run the reference kernel, which is compiled once for a problem, twice, and return the values of each output.
 

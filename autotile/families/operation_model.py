@@ -52,6 +52,8 @@ Vector = NDArray[np.float32]
 Times = NDArray[np.float64]
 KernelSizes = Mapping[str, Sizes]
 """Sizes and flags of a problem by the names of each kernel that computes it."""
+Specs = Mapping[str, KernelSpec]
+"""Kernels by name."""
 CandidateKey = tuple[str, str]
 """Name of a kernel or library, and `config_key` of its configuration."""
 
@@ -112,7 +114,7 @@ class ModelInputs:
         self,
         vocabulary: Vocabulary,
         candidates: Sequence[ModelCandidate],
-        specs: Mapping[str, KernelSpec],
+        specs: Specs,
         device: DeviceProperties,
         *,
         sizes: Sizes,
@@ -366,7 +368,7 @@ class OperationModel:
         self,
         sizes: Sizes,
         kernels: KernelSizes,
-        specs: Mapping[str, KernelSpec],
+        specs: Specs,
         device: DeviceProperties,
         *,
         libraries: Collection[str] = (),
@@ -424,7 +426,7 @@ class OperationModel:
         self,
         sizes: Sizes,
         kernels: KernelSizes,
-        specs: Mapping[str, KernelSpec],
+        specs: Specs,
         device: DeviceProperties,
         *,
         libraries: Collection[str] = (),
@@ -438,12 +440,7 @@ class OperationModel:
         return {}
 
     def _prepared(
-        self,
-        sizes: Sizes,
-        kernels: KernelSizes,
-        specs: Mapping[str, KernelSpec],
-        device: DeviceProperties,
-        libraries: Collection[str],
+        self, sizes: Sizes, kernels: KernelSizes, specs: Specs, device: DeviceProperties, libraries: Collection[str]
     ) -> _Ready:
         """Prepare the networks, and the rules of the kernels, for problems of the same flags and kernels."""
         kernels = {name: own for name, own in kernels.items() if name in self.vocabulary.members}
@@ -577,7 +574,7 @@ def fit_model(
     operation: str,
     dtype: str,
     device: DeviceProperties,
-    specs: Mapping[str, KernelSpec],
+    specs: Specs,
     *,
     candidates: Sequence[ModelCandidate],
     problems: Sequence[MeasuredProblem],
@@ -659,7 +656,7 @@ class _Rows(NamedTuple):
 def _rows_of(
     vocabulary: Vocabulary,
     candidates: Sequence[ModelCandidate],
-    specs: Mapping[str, KernelSpec],
+    specs: Specs,
     device: DeviceProperties,
     *,
     dtype: str,

@@ -25,6 +25,7 @@ from autotile.core.dtypes import Array, Dtype, Shape, map_npy
 from autotile.errors import DataError, InputError, SpecError, nearest
 from autotile.kernel.expressions import (
     ArrayExpression,
+    Environment,
     ExpressionText,
     Location,
     ShapeOnly,
@@ -65,7 +66,7 @@ class Generator(NamedTuple):
     arguments: tuple[ArrayExpression, ...]
     extents: tuple[ArrayExpression, ...]
 
-    def shape(self, names: Mapping[str, Any], shape: Shape) -> Shape:
+    def shape(self, names: Environment, shape: Shape) -> Shape:
         """Return the shape of its array, in the buffer of a shape."""
         if not self.extents:
             if self.function == "permutation" and len(shape) != 1:
@@ -76,7 +77,7 @@ class Generator(NamedTuple):
             raise ValueError(f"{self.function} has a negative extent: {extents}")
         return extents
 
-    def draw(self, names: Mapping[str, Any], shape: Shape, key: str, seed: int) -> Array:
+    def draw(self, names: Environment, shape: Shape, key: str, seed: int) -> Array:
         """Return its array in float64; ``key`` and ``seed`` select the stream of random numbers."""
         shape = self.shape(names, shape)
         if self.function == "arange":
@@ -114,7 +115,7 @@ class InputExpression(msgspec.Struct, frozen=True):
         parts = (part for one in self.generators.values() for part in (*one.arguments, *one.extents))
         return self.inputs.union(*(part.names for part in parts))
 
-    def shape(self, names: Mapping[str, Any], shape: Shape) -> Shape:
+    def shape(self, names: Environment, shape: Shape) -> Shape:
         """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs."""
         try:
             arrays = {name: ShapeOnly(one.shape(names, shape)) for name, one in self.generators.items()}
@@ -123,7 +124,7 @@ class InputExpression(msgspec.Struct, frozen=True):
             problem = error.problem if isinstance(error, SpecError) else str(error)
             raise self.expression.location.error(problem, expression=self.text) from None
 
-    def values(self, names: Mapping[str, Any], shape: Shape, key: str, seed: int) -> Array:
+    def values(self, names: Environment, shape: Shape, key: str, seed: int) -> Array:
         """Return its value, of the buffer's shape."""
         try:
             drawn = {

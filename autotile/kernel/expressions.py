@@ -613,7 +613,7 @@ class Expression:
     location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
-    def evaluate(self, env: Mapping[str, Any]) -> Any:
+    def evaluate(self, env: Environment) -> Any:
         """Evaluate over the value of each of ``names``: Python scalars, or columns that broadcast against each other.
 
         The result is a Python scalar if all values are, otherwise a read-only array (int64, float64, bool or string) of
@@ -633,7 +633,7 @@ class Expression:
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
 
-    def value(self, env: Mapping[str, Any]) -> Any:
+    def value(self, env: Environment) -> Any:
         """Evaluate over Python scalars, as `evaluate` does but several times faster."""
         try:
             return self._compiled(env)
@@ -682,7 +682,7 @@ Matmul = Callable[[Any, Any], Any]
 class Context(NamedTuple):
     """Arrays, sizes and functions that a closure is evaluated with."""
 
-    env: Mapping[str, Any]
+    env: Environment
     library: ModuleType
     """NumPy or CuPy."""
     matmul: Matmul
@@ -1029,12 +1029,12 @@ class ArrayExpression:
         """Text with normalized spaces and parentheses."""
         return canonical_text(self.text)
 
-    def shape(self, env: Mapping[str, Any]) -> Shape:
+    def shape(self, env: Environment) -> Shape:
         """Return the shape of the value, where ``env`` has `ShapeOnly` in place of arrays."""
         found: Shape = self.evaluate(env).shape
         return found
 
-    def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Any:
+    def evaluate(self, env: Environment, matmul: Matmul | None = None) -> Any:
         """Evaluate the expression over an array or number, of any dtype, for each of ``names``.
 
         Arrays of CuPy are evaluated by CuPy, on their device, with ``matmul`` for ``@`` of matrices or stacks of them.

@@ -191,15 +191,13 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def launches(self) -> tuple[LaunchDemand, ...]:
         """One of each step; all launches of a step whose expressions depend on ``step``."""
-        is_possible = self.launch_count <= MAX_LAUNCHES
         found = []
         for step, count in zip(self.spec.steps, self._counts, strict=True):
-            launch, possible = step.launch, count * is_possible
+            launch = step.launch
             parts = (*launch.block, *launch.grid, *launch.cluster)
             parts += tuple(filter(None, (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers)))
             varies = any(STEP in part.names for part in parts)
-            for number in range(int(np.max(possible, initial=0)) if varies else 1):
-                runs = number < possible
+            for number, runs in self._runs(count, varies=varies):
                 found.append(LaunchDemand(self.spec, step, runs, partial(self.evaluate, {STEP: number}, runs)))
         return tuple(found)
 
@@ -221,12 +219,10 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         """Name, type and value of each scalar that depends on more than the problem, and what makes that launch."""
         found = []
         for step, count in zip(self.spec.steps, self._counts, strict=True):
-            possible = count * (self.launch_count <= MAX_LAUNCHES)
             for scalar in self.spec.scalars:
                 if scalar.is_per_launch and scalar.binding is not None and scalar.name in step.arguments:
                     dtype, varies = scalar.element_type(self.problem.dtype), STEP in scalar.binding.names
-                    for number in range(int(np.max(possible, initial=0)) if varies else 1):
-                        runs = number < possible
+                    for number, runs in self._runs(count, varies=varies):
                         found.append((scalar.name, dtype, self.evaluate({STEP: number}, runs, scalar.binding), runs))
         return found
 
@@ -239,6 +235,12 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
             extents = [max(extent, 0) if isinstance(extent, int) else np.maximum(extent, 0.0) for extent in shape]
             total = total + reduce(operator.mul, extents, float(element_bytes))
         return total
+
+    def _runs(self, count: Column, *, varies: bool) -> Iterator[tuple[int, Mask]]:
+        """Yield the launches of a step by number, one for all if they do not vary, with what makes each."""
+        possible = count * (self.launch_count <= MAX_LAUNCHES)
+        for number in range(int(np.max(possible, initial=0)) if varies else 1):
+            yield number, number < possible
 
     @cached_property
     def _counts(self) -> list[Column]:
@@ -285,9 +287,9 @@ def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
     return tuple(limit for limit in LIMITS if limit.applies(spec))
 
 
-def limit_violation(demand: Demand, device: DeviceProperties, limits: Sequence[Limit] | None = None) -> str:
+def limit_violation(demand: Demand, device: DeviceProperties) -> str:
     """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
-    for limit in limits_of(demand.spec) if limits is None else limits:
+    for limit in limits_of(demand.spec):
         if not limit.fits(demand, device):
             return f"{limit.name}: {limit.explain(demand, device)}"
     return ""
