@@ -41,73 +41,59 @@ _CHUNK_US = 5000.0
 _QUEUED_CHUNKS = 2
 
 
-class EventTimer:
-    """Times one launch between two events, after a flush of the L2 cache, which does nothing for a hot cache."""
+LaunchTimer = Callable[[], tuple[bool, Callable[[], float]]]
+"""Queues the work of a sample of a launch's time on the current stream.
 
-    def __init__(self, launch: Launch, flush: Launch) -> None:
-        self._launch = launch
-        self._flush = flush
-        self.resolution_us = _EVENT_STEP_US
-        self._start, self._stop = _events(2)
-
-    def start(self) -> None:
-        """Flush, then launch between two events."""
-        self._flush()
-        self._start.record()
-        self._launch()
-        self._stop.record()
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the GPU may have waited for the host after the first event, right after `start`."""
-        return bool(self._start.done)
-
-    def time_us(self) -> float:
-        """Wait, and return the time between the events in microseconds."""
-        self._stop.synchronize()
-        return _elapsed_us(self._start, self._stop)
+Returns whether the GPU may have waited for the host meanwhile, and a function that waits for the work, and returns the
+time in microseconds."""
 
 
-class BatchTimer:
-    """Times a CUDA graph of many launches, each after a flush, and subtracts the time of a graph of the flushes alone.
+def event_timer(launch: Launch, flush: Launch) -> LaunchTimer:
+    """Time one launch between two events, after a flush of the L2 cache, which does nothing for a hot cache."""
+    start, stop = _events(2)
+
+    def time_us() -> float:
+        stop.synchronize()
+        return _elapsed_us(start, stop)
+
+    def sample() -> tuple[bool, Callable[[], float]]:
+        flush()
+        start.record()
+        launch()
+        stop.record()
+        return bool(start.done), time_us
+
+    return sample
+
+
+def batch_timer(launch: Launch, flush: Launch, probe_us: float) -> LaunchTimer:
+    """Time a CUDA graph of many launches, each after a flush, and subtract the time of a graph of the flushes alone.
 
     Every sample runs both graphs, one after the other, so that both are affected alike by a drift of the memory clock.
-    The number of launches is chosen by their approximate time so that the batch takes about 200 us.
+    The number of launches is chosen by their approximate time so that the batch takes about 200 us. A time is that of a
+    launch, at least the resolution.
     """
+    count = _batched(probe_us)
+    empty, full = _capture([flush], count), _capture([flush, launch], count)
+    start, middle, stop = _events(3)
+    for graph in (empty, full):
+        graph()  # the first launch of a graph uploads it to the device
 
-    def __init__(self, launch: Launch, flush: Launch, probe_us: float) -> None:
-        self._count = _batched(probe_us)
-        self.resolution_us = _EVENT_STEP_US / self._count
-        self._began_late = False
-        self._empty = _capture([flush], self._count)
-        self._full = _capture([flush, launch], self._count)
-        self._start, self._middle, self._stop = _events(3)
-        for graph in (self._empty, self._full):
-            graph()  # the first launch of a graph uploads it to the device
+    def time_us() -> float:
+        stop.synchronize()
+        empty_us = _elapsed_us(start, middle)
+        return max(_elapsed_us(middle, stop) - empty_us, _EVENT_STEP_US) / count
 
-    def start(self) -> None:
-        """Launch the two graphs between three events."""
-        self._start.record()
-        self._empty()
-        self._began_late = self._start.done
-        self._middle.record()
-        self._full()
-        self._stop.record()
+    def sample() -> tuple[bool, Callable[[], float]]:
+        start.record()
+        empty()
+        began_late = start.done
+        middle.record()
+        full()
+        stop.record()
+        return bool(began_late or middle.done), time_us
 
-    @property
-    def is_late(self) -> bool:
-        """As for `EventTimer`, after the first or the second event."""
-        return self._began_late or bool(self._middle.done)
-
-    def time_us(self) -> float:
-        """Wait, and return the difference of the graphs' times per launch; at least the resolution."""
-        self._stop.synchronize()
-        empty_us = _elapsed_us(self._start, self._middle)
-        return max((_elapsed_us(self._middle, self._stop) - empty_us) / self._count, self.resolution_us)
-
-
-LaunchTimer = EventTimer | BatchTimer
-"""Takes a sample of the time of a launch: `start` queues its work on the current stream, `time_us` waits for it."""
+    return sample
 
 
 def _batched(probe_us: float) -> int:
@@ -263,7 +249,7 @@ class Timer:
         self._repeating_s = _MAX_REPEATING_S * repeats
         with self._stream:
             single = _as_one(launch)
-            return self._sample([EventTimer(single, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
+            return self._sample([event_timer(single, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
     def parts(self, parts: Sequence[Sequence[Launch]], prepare: Launch = no_work) -> list[float]:
         """Return the median time of each part of a call in microseconds, measured between events; see `measure`."""
@@ -299,7 +285,7 @@ class Timer:
             if probe_us < BATCH_BELOW_US:
                 times = self._sample(timers, _PROBE_SAMPLES)
             typical_us = float(np.median(times))
-            resolution_us = timers[0].resolution_us
+            resolution_us = _EVENT_STEP_US / (_batched(probe_us) if probe_us < BATCH_BELOW_US else 1)
             if best_us is not None and typical_us > DISCARD_RATIO * best_us:
                 return self._measurement(times, resolution_us), True
             affordable = int(np.clip(self._limit_us / probe_us, _MIN_SAMPLES, _MAX_SAMPLES))
@@ -344,7 +330,7 @@ class Timer:
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
             timers = [
-                self._timers(launch, fastest_us, prepare)[0] if graphs else EventTimer(launch, self._before(prepare))
+                self._timers(launch, fastest_us, prepare)[0] if graphs else event_timer(launch, self._before(prepare))
                 for launch, prepare in pairs
             ]
             racing = list(range(len(launches)))
@@ -363,8 +349,8 @@ class Timer:
         if check is not None:
             for index, timer in enumerate(timers):
                 with self._stream:
-                    timer.start()
-                    timer.time_us()
+                    _, wait = timer()
+                    wait()
                 check(index)
         return times
 
@@ -383,7 +369,7 @@ class Timer:
 
         Yield two functions: one that keeps two chunks of steps queued, to be called every few milliseconds, and one
         that waits for the queued steps and returns the mean time of a step in microseconds. Short steps are repeated in
-        CUDA graphs, as in `BatchTimer`.
+        CUDA graphs, as in `batch_timer`.
         """
         with self._stream:
             count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
@@ -416,9 +402,9 @@ class Timer:
         """Return the timers of a launch of about ``probe_us``, whose samples can be queued one behind the other."""
         before = self._before(prepare)
         if probe_us < BATCH_BELOW_US:
-            return [BatchTimer(launch, before, probe_us)]
+            return [batch_timer(launch, before, probe_us)]
         single = _as_one(launch)
-        return [EventTimer(single, before) for _ in range(_QUEUED_SAMPLES)]
+        return [event_timer(single, before) for _ in range(_QUEUED_SAMPLES)]
 
     def _before(self, prepare: Launch) -> Launch:
         """Return the work before a launch: the flush comes last, so that it evicts what ``prepare`` left in the L2."""
@@ -434,12 +420,10 @@ class Timer:
     def _punctual(self, timers: Sequence[LaunchTimer]) -> list[float]:
         """Return a sample of each timer, queued one behind the other; of a late host only if no time is left."""
         while True:
-            begin_s, is_late = time.perf_counter(), False
+            begin_s = time.perf_counter()
             self._occupy()
-            for timer in timers:
-                timer.start()
-                is_late |= timer.is_late
-            times = [timer.time_us() for timer in timers]
+            samples = [timer() for timer in timers]
+            is_late, times = any(late for late, _ in samples), [time_us() for _, time_us in samples]
             if not is_late or self._repeating_s <= 0.0:
                 self._fill_graphs = max(self._fill_graphs // 2 if is_late else self._fill_graphs - 1, 1)
                 return times
