@@ -22,7 +22,7 @@ from autotile.cuda import expected_outputs
 from autotile.cuda import timing as energy
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.expected_outputs import ExpectedOutputs, ReferenceSolution, agreed_outputs, launch_key
+from autotile.cuda.expected_outputs import ExpectedOutputs, agreed_outputs, expression_output, launch_key
 from autotile.cuda.support import GuardedBuffer, SupportKernels
 from autotile.cuda.timing import Nvml, Timer, drift_us, energy_meter
 from autotile.errors import InputError, ToolchainError
@@ -188,8 +188,9 @@ class TestOnGpu:
                 "x": generator.standard_normal(size)}  # fmt: skip
         expression = parse_array_expression(text, host)
         expected = expression.evaluate(host)
-        solution = ReferenceSolution({name: cupy.asarray(array) for name, array in host.items()}, support)
-        output = solution.output("y", expression, expected.shape, DTYPES["float64"], "[reference] outputs.y")
+        given = {name: cupy.asarray(array) for name, array in host.items()}
+        of = "y", expression, expected.shape, DTYPES["float64"]
+        output = expression_output(given, *of, place="[reference] outputs.y", support=support)
         np.testing.assert_allclose(output.values.get(), expected, rtol=1e-10, atol=1e-10)
         assert output.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
 
@@ -197,9 +198,9 @@ class TestOnGpu:
         ("text", "words"), [("x / 0", "is not finite"), ("sum(x)", r"has shape \(\), but the argument y")]
     )
     def test_an_answer_that_is_none_is_told(self, support, text, words):
-        solution = ReferenceSolution({"x": cupy.arange(1.0, 9.0)}, support)
+        of = {"x": cupy.arange(1.0, 9.0)}, "y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"]
         with pytest.raises(InputError, match=words):
-            solution.output("y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"], "[reference] outputs.y")
+            expression_output(*of, place="[reference] outputs.y", support=support)
 
     def test_telemetry_reads_or_is_empty(self):
         readings = Nvml().read()
@@ -415,22 +416,26 @@ class TestSlowHost:
 
 
 def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch):
-    solutions: list[weakref.ref[Any]] = []
+    decoded: list[weakref.ref[Any]] = []
     alive: list[Any] = []
 
-    class Solution:
-        def __init__(self, *_: object) -> None:
-            solutions.append(weakref.ref(self))
+    class Stored:
+        def astype(self, *_: object) -> Any:
+            values = np.zeros(1)
+            decoded.append(weakref.ref(values))
+            return values
 
-        def output(self, *_: object) -> str:
-            return "values"
+    def output(environment: Any, *_: object, **__: object) -> str:
+        assert environment["A"] is decoded[0]()
+        return "values"
 
-    pool = SimpleNamespace(free_all_blocks=lambda: alive.extend(made() for made in solutions))
+    pool = SimpleNamespace(free_all_blocks=lambda: alive.extend(values() for values in decoded))
     monkeypatch.setattr(expected_outputs, "load_cupy", lambda: SimpleNamespace(get_default_memory_pool=lambda: pool))
-    monkeypatch.setattr(expected_outputs, "ReferenceSolution", Solution)
+    monkeypatch.setattr(expected_outputs, "expression_output", output)
     spec = parse_spec(SGEMM, "sgemm.toml")
     support: Any = None
-    found = ExpectedOutputs(spec, support).compute(spec.at(), {}, {}, seed=0, check=False)
+    inputs: Any = {"A": SimpleNamespace(array=Stored())}
+    found = ExpectedOutputs(spec, support).compute(spec.at(), inputs, {}, seed=0, check=False)
     assert found == dict.fromkeys(spec.reference.outputs, "values")
     assert alive == [None]
 
