@@ -416,33 +416,36 @@ def build_document(
     words = re.findall(r"[A-Za-z]\w*", first.partition("<")[0])
     name = str(name) if name is not None else words[-1] if words else "kernel"
     code = text if text is not None else read_text(template, "source") if template is not None else ""
-    given = _named_arguments(arguments, first, code, name, has_steps=entry is None)
-    arrays: dict[str, Array] = {}
-    tables = {key: _argument(key, value, name, arrays) for key, value in given.items()}
-    launched = _launch(launch, name)
-    text_rules, rule_functions = _rules(rules, "rule", name)
-    text_heuristics, heuristic_functions = _rules(heuristics, "heuristic", name)
-    is_accepted = template is not None and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu", template.name)
-    file = template.name if template is not None and is_accepted else f"{name}.cu"
-    document: dict[str, Any] = {
-        "kernel": {"name": name, "template": file, **_given({"entry": entry, **kernel})},
-        "problem": {"sizes": _mapping(sizes, "sizes", name), **_given(problem)},
-        "parameters": {key: listed(values) for key, values in _mapping(parameters, "parameters", name).items()},
-        "default": _mapping(default, "default", name),
-        "rules": text_rules,
-        "heuristics": text_heuristics,
-        "launch": launched,
-        "steps": [_launch(step, name) for step in steps],
-        "arguments": tables,
-        "reference": _reference(reference, tables, launched, arrays, kernel=name, code=code),
-        "work": _given(work),
-    }
-    sections = _mapping(sections, "sections", name)
-    for key, table in sections.items():
-        document[key] = {**document.get(key, {}), **_mapping(table, key, name)}
-    document["reference"] |= _present(checks)
-    kept = (*_REQUIRED, *([] if steps else ["launch"]), *sections)
-    plain = {key: _plain(table, key, name) for key, table in document.items() if table or key in kept}
+    try:
+        given = _named_arguments(arguments, first, code, has_steps=entry is None)
+        arrays: dict[str, Array] = {}
+        tables = {key: _argument(key, value, arrays) for key, value in given.items()}
+        launched = _launch(launch)
+        text_rules, rule_functions = _rules(rules, "rule")
+        text_heuristics, heuristic_functions = _rules(heuristics, "heuristic")
+        is_accepted = template is not None and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu", template.name)
+        file = template.name if template is not None and is_accepted else f"{name}.cu"
+        document: dict[str, Any] = {
+            "kernel": {"name": name, "template": file, **_given({"entry": entry, **kernel})},
+            "problem": {"sizes": _mapping(sizes, "sizes"), **_given(problem)},
+            "parameters": {key: listed(values) for key, values in _mapping(parameters, "parameters").items()},
+            "default": _mapping(default, "default"),
+            "rules": text_rules,
+            "heuristics": text_heuristics,
+            "launch": launched,
+            "steps": [_launch(step) for step in steps],
+            "arguments": tables,
+            "reference": _reference(reference, tables, launched, arrays, code=code),
+            "work": _given(work),
+        }
+        sections = _mapping(sections, "sections")
+        for key, table in sections.items():
+            document[key] = {**document.get(key, {}), **_mapping(table, key)}
+        document["reference"] |= _present(checks)
+        kept = (*_REQUIRED, *([] if steps else ["launch"]), *sections)
+        plain = {key: _plain(table, key) for key, table in document.items() if table or key in kept}
+    except SpecError as error:
+        raise SpecError(**{**vars(error), "source": python_source(name)}) from None
     function = reference if callable(reference) else None
     return PythonDocument(plain, rule_functions, heuristic_functions, text, template, arrays, function)
 
@@ -463,27 +466,23 @@ def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     return None, path.absolute()
 
 
-def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
+def _mapping(value: Any, key: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, Mapping):
-        raise _fault(kernel, key, f"expected a mapping, got {value!r:.60}, {type_text(type(value))}")
+        raise SpecError(f"expected a mapping, got {value!r:.60}, {type_text(type(value))}", key=key)
     return dict(value or {})
-
-
-def _fault(kernel: str, key: str, problem: str) -> SpecError:
-    return SpecError(problem, source=python_source(kernel), key=key)
 
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in _present(table).items() if not isinstance(v, str | Mapping | Sequence) or len(v)}
 
 
-def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, has_steps: bool) -> dict[str, Any]:
+def _named_arguments(arguments: Any, entry: str, source: str, *, has_steps: bool) -> dict[str, Any]:
     """Return arguments by name; those of a list are named as in the signature, where it can be read.
 
     A name that is a keyword of Python, such as ``in``, gets a ``_``.
     """
     if not isinstance(arguments, list | tuple):
-        return _mapping(arguments, "arguments", kernel)
+        return _mapping(arguments, "arguments")
     names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry))
     if len(names) == len(arguments) and len(set(names)) == len(names) and "" not in names:
         return dict(zip(names, arguments, strict=True))
@@ -494,7 +493,7 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, ha
     if are_all_read and not has_steps and len(passed) == len(arguments) != len(names):
         found = f"{entry} takes {plural(len(names), 'parameter')} ({', '.join(names)})"
         fault = f"{found}, but {plural(len(arguments), 'is', 'are')} listed; list one for each"
-        raise SpecError(f"{python_source(kernel)}: [arguments]: {fault}")
+        raise SpecError(fault, key="arguments")
     return {f"argument_{number}": value for number, value in enumerate(arguments)}
 
 
@@ -505,11 +504,11 @@ def parameter_names(source: str, entry: str) -> tuple[str, ...]:
     return tuple(name for name, _ in next(found, ()))
 
 
-def _file_of(name: str, array: Array, arrays: dict[str, Array], key: str, kernel: str) -> str:
+def _file_of(name: str, array: Array, arrays: dict[str, Array], key: str) -> str:
     """Add an array, and return the name of its file, which tells its content apart from others."""
     if dtype_name(array.dtype) not in DTYPES:
         cure = f"convert it with astype() to one of {listing(DTYPES)}, in the byte order of this machine"
-        raise _fault(kernel, key, f"an array of the type {array.dtype}; {cure}")
+        raise SpecError(f"an array of the type {array.dtype}; {cure}", key=key)
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
     digest.update(np.ascontiguousarray(array).data)
     file = f"{name}-{digest.hexdigest()[:16]}.npy"
@@ -517,7 +516,7 @@ def _file_of(name: str, array: Array, arrays: dict[str, Array], key: str, kernel
     return file
 
 
-def _argument(name: str, value: Any, kernel: str, arrays: dict[str, Array]) -> dict[str, Any]:
+def _argument(name: str, value: Any, arrays: dict[str, Array]) -> dict[str, Any]:
     """Return the table of an argument; the content of an array is added to ``arrays``."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -527,17 +526,17 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, Array]) -> d
     if isinstance(value, Buffer):
         table, array = value.to_table(), value.array
         if array is not None and value.access != "out":
-            table |= {"file": _file_of(name, array, arrays, key, kernel), "whole": True}
+            table |= {"file": _file_of(name, array, arrays, key), "whole": True}
         return table
     if isinstance(value, Scalar | Scratch):
         return value.to_table()
     if isinstance(value, np.generic):
         return Scalar(value.dtype, value.item()).to_table()
     expected = "expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file"
-    raise _fault(kernel, key, f"{expected}; got {type_text(type(value))}")
+    raise SpecError(f"{expected}; got {type_text(type(value))}", key=key)
 
 
-def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
+def _rules(rules: Any, noun: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
     if isinstance(rules, str) or callable(rules):
         rules = [rules]
     named: dict[str, Any] = {}
@@ -546,7 +545,7 @@ def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str
             own = getattr(rule, "__name__", "")
             named[own if own.isidentifier() and own not in named else f"{noun}_{number}"] = rule
     else:
-        named = _mapping(rules, f"{noun}s", kernel)
+        named = _mapping(rules, f"{noun}s")
     functions = {name: rule for name, rule in named.items() if callable(rule)}
     return {name: rule for name, rule in named.items() if name not in functions}, functions
 
@@ -554,13 +553,13 @@ def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str
 _LAUNCH_KEYS = ("block", "grid", "dynamic_smem_bytes")
 
 
-def _launch(launch: Any, kernel: str) -> dict[str, Any]:
+def _launch(launch: Any) -> dict[str, Any]:
     """Return ``[launch]`` for a mapping, or for a block, a grid and dynamic shared memory in bytes."""
     if isinstance(launch, list | tuple) and 2 <= len(launch) <= len(_LAUNCH_KEYS):
         launch = dict(zip(_LAUNCH_KEYS, launch, strict=False))
     if not isinstance(launch, Mapping | None):
         expected = "expected a mapping with block and grid, or a tuple of these and of dynamic shared memory in bytes"
-        raise _fault(kernel, "launch", f"{expected}; got {launch!r:.60}")
+        raise SpecError(f"{expected}; got {launch!r:.60}", key="launch")
     table = _present(launch or {})
     return {key: listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
 
@@ -571,7 +570,6 @@ def _reference(
     launch: Mapping[str, Any],
     arrays: dict[str, Array],
     *,
-    kernel: str,
     code: str,
 ) -> dict[str, Any]:
     """Return ``[reference]`` for any of the forms that `autotile.kernel` accepts."""
@@ -588,7 +586,7 @@ def _reference(
                 known = [*arguments, *(each.name for each in global_functions(code))]
                 fault = f"{reference!r} is neither an argument nor a function of the code{nearest(function, known)}"
                 expected = "expected an expression of arguments, or the name of a __global__ function"
-                raise _fault(kernel, "reference", f"{fault}; {expected}")
+                raise SpecError(f"{fault}; {expected}", key="reference")
             return {"kernel": reference, **{key: launch[key] for key in _LAUNCH_KEYS if key in launch}}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if not isinstance(reference, Mapping):
@@ -597,9 +595,9 @@ def _reference(
         reference = {"outputs": reference}
     outputs: dict[str, Any] = {}
     key = "reference['outputs']"
-    for name, value in _mapping(reference.get("outputs"), key, kernel).items():
+    for name, value in _mapping(reference.get("outputs"), key).items():
         if (array := as_array(value)) is not None:
-            value = {"file": _file_of(f"expected-{name}", array, arrays, f"{key}[{name!r}]", kernel)}  # noqa: PLW2901
+            value = {"file": _file_of(f"expected-{name}", array, arrays, f"{key}[{name!r}]")}  # noqa: PLW2901
         outputs[name] = value
     return {**reference, "outputs": outputs} if outputs else dict(reference)
 
@@ -616,12 +614,12 @@ def function_name(function: Callable[..., Any]) -> str:
     return name if code is None else f"{name}-{hashlib.sha256(text(code).encode()).hexdigest()[:16]}"
 
 
-def _plain(value: Any, key: str, kernel: str) -> Any:
+def _plain(value: Any, key: str) -> Any:
     """Return a value in the types of TOML; NumPy's numbers become Python's."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(each, f"{key}[{name!r}]", kernel) for name, each in value.items()}
+        return {str(name): _plain(each, f"{key}[{name!r}]") for name, each in value.items()}
     if isinstance(value, list | tuple | range):
-        return [_plain(each, key, kernel) for each in value]
+        return [_plain(each, key) for each in value]
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, os.PathLike):
@@ -629,4 +627,4 @@ def _plain(value: Any, key: str, kernel: str) -> Any:
     if isinstance(value, str | int | float):
         return value
     expected = "expected text, numbers, booleans, or lists and tables of them"
-    raise _fault(kernel, key, f"{expected}; got {value!r:.60}, {type_text(type(value))}")
+    raise SpecError(f"{expected}; got {value!r:.60}, {type_text(type(value))}", key=key)
