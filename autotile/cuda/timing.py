@@ -570,8 +570,7 @@ def energy_meter(timer: Timer, telemetry: Nvml) -> Callable[[Launch, float], dic
             "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
             "and see `autotile doctor`"
         )
-    # Time of a flush in microseconds and its energy in millijoules; None if not measured yet.
-    flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None
+    flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None  # its time (us) and energy (mJ)
 
     def energy_mj(step: Sequence[Launch], time_us: float) -> float:
         last_s, sum_mj = time.perf_counter(), 0.0

@@ -193,8 +193,7 @@ def prepare(arrays: Mapping[str, Matrix], items: NDArray[np.int64], item_inputs:
     hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
     direct = a["item_out"] @ own.T + a["bias"][:, items]
     members, _, width = a["problem_in"].shape
-    rows = members * width
-    # The part of the items in the first layer and, in the last rows, in the result; a column for each item.
+    rows = members * width  # of the first layer, a column for each item; then one for each result
     first: Matrix = np.concatenate([hidden.transpose(0, 2, 1).reshape(rows, len(items)), direct])
     weights = []
     for name in ("problem", "pair"):

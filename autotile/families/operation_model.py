@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, NamedTuple
 
@@ -389,20 +389,27 @@ class OperationModel:
         candidates, rank, rules = self._prepared(sizes, kernels, specs, device, libraries)
         configurations, listed, expected = rank(sizes, kernels)
         others = [expected(number) for number in listed]
-        if count == 1 and others and not self._has_rival(others[0], map(expected, configurations)):
-            return others[:1]
+        if count == 1 and others:  # the library, if no configuration, valid or not, can be faster with confidence
+            for one in map(expected, configurations):
+                lead = math.log(others[0].time_us / one.time_us)
+                if lead > self.confidence * math.hypot(one.doubt, others[0].doubt):
+                    break
+                if lead <= self.confidence * others[0].doubt:  # the others are slower still
+                    return others[:1]
+            else:
+                return others[:1]
         checks: dict[str, IsValid | None] = {}
         own: list[Expected] = []
         for number in configurations:
             if len(own) == count:
                 break
-            one = candidates[number]
-            if accepts is None or accepts(one):
-                name = one.kernel
+            candidate = candidates[number]
+            if accepts is None or accepts(candidate):
+                name = candidate.kernel
                 if name not in checks:
                     checks[name] = rules[name](Problem(name, kernels[name], dtype or self.dtype))
                 is_valid = checks[name]
-                if is_valid is not None and is_valid(number, one.config):
+                if is_valid is not None and is_valid(number, candidate.config):
                     own.append(expected(number))
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
@@ -411,16 +418,6 @@ class OperationModel:
             chosen = first if lead > self.confidence * math.hypot(first.doubt, library.doubt) else library
             ranked = [chosen, *(one for one in ranked if one is not chosen)]
         return ranked[:count]
-
-    def _has_rival(self, library: Expected, configurations: Iterable[Expected]) -> bool:
-        """Return True if a configuration, valid or not, is expected to be faster than a library with confidence."""
-        for one in configurations:
-            lead = math.log(library.time_us / one.time_us)
-            if lead > self.confidence * math.hypot(one.doubt, library.doubt):
-                return True
-            if lead <= self.confidence * library.doubt:  # the others are slower still
-                break
-        return False
 
     def rank(
         self,
@@ -436,7 +433,7 @@ class OperationModel:
 
     @cached_property
     def _ready(self) -> dict[tuple[object, ...], _Ready]:
-        """What is prepared, by the device, the flags, the kernels and the libraries."""
+        """Prepared networks and rules by the device, the flags, the kernels and the libraries."""
         return {}
 
     def _prepared(

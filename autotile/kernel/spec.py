@@ -774,11 +774,6 @@ class KernelSpec:
         return html_of(self.headline, [[*self.facts]])
 
     @cached_property
-    def proper_sizes(self) -> tuple[str, ...]:
-        """Sizes that are not flags."""
-        return tuple(name for name in self.sizes if name not in self.flags)
-
-    @cached_property
     def shaping(self) -> tuple[str, ...]:
         """The parameters that the buffers, their contents or the reference depend on."""
         used = {name for buffer in self.buffers for extent in buffer.shape for name in extent.names}
@@ -837,10 +832,11 @@ class KernelSpec:
         """Return the buffer of the given name; raise `KeyError` if there is none."""
         return {buffer.name: buffer for buffer in self.buffers}[name]
 
-    @cached_property
-    def _arguments(self) -> dict[str, Argument]:
-        return {argument.name: argument for argument in self.arguments}
-
+    proper_sizes = cached_property(lambda self: tuple(name for name in self.sizes if name not in self.flags))
+    """Sizes that are not flags."""
+    _arguments = cached_property[dict[str, Argument]](
+        lambda self: {argument.name: argument for argument in self.arguments}
+    )
     buffers = cached_property(lambda self: arguments_of_kind(self.arguments, BufferArgument))
     scalars = cached_property(lambda self: arguments_of_kind(self.arguments, ScalarArgument))
     workspaces = cached_property(lambda self: arguments_of_kind(self.arguments, WorkspaceArgument))

@@ -112,12 +112,8 @@ def test_the_inputs_of_two_kernels_are_kept_by_the_worker(scale_toml, tmp_path):
 
 
 def test_what_adds_to_its_outputs_is_right_where_samples_are_repeated(tmp_path, monkeypatch):
-    def late(launch: timing.Launch, flush: timing.Launch) -> timing.LaunchTimer:
-        sample = on_time(launch, flush)
-        return lambda: (True, sample()[1])
-
     on_time = timing.event_timer
-    monkeypatch.setattr(timing, "event_timer", late)
+    monkeypatch.setattr(timing, "event_timer", lambda *of: lambda: (True, on_time(*of)()[1]))
     workload, entry = workload_and_entry(load_kernel("sgemm_2d"), {"M": 256, "N": 256, "K": 256}, tmp_path)
     worker = GpuWorker()
     ask(worker, {"op": "open", "workload": to_fields(workload), "device_index": 0})

@@ -1,9 +1,10 @@
 """Launches of one kernel and of several steps: plans, limits, hashes, and arrays that depend on parameters."""
 
 import ctypes
+import struct
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from spec_samples import SGEMM, copy_spec, make_spec, refused
@@ -278,25 +279,6 @@ def test_more_cooperative_blocks_than_are_resident_are_refused():
     assert step.fault == "clusters of (2, 1, 1) blocks are declared, but its __cluster_dims__ are (4, 1, 1)"
 
 
-class Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``, cuda.h."""
-
-    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("words", ctypes.c_uint * 16)]
-
-
-class LaunchConfig(ctypes.Structure):
-    """``CUlaunchConfig``, cuda.h."""
-
-    _fields_: ClassVar[Any] = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("dynamic_smem_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    ]
-
-
 def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
     monkeypatch.setattr(driver, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch_kernel))
     error = SimpleNamespace(CUDADriverError=RuntimeError)
@@ -311,11 +293,12 @@ def test_the_driver_gets_the_attributes_and_its_error_is_raised(monkeypatch, is_
     calls: list[Any] = []
 
     def launch_kernel(config: bytes, function: Any, parameters: Any, extra: Any) -> int:
-        assert len(config) == ctypes.sizeof(LaunchConfig) == 56
-        given = LaunchConfig.from_buffer_copy(config)
-        found = [given.attributes[i] for i in range(given.attribute_count)]
-        words = [(a.id, tuple(a.words[: len(w)])) for a, (_, w) in zip(found, expected, strict=True)]
-        calls.append((tuple(given.grid), tuple(given.block), given.dynamic_smem_bytes, given.stream, words))
+        assert len(config) == 56  # CUlaunchConfig of cuda.h: 28 bytes, 4 of padding, two addresses, a number
+        *extents, smem_bytes = struct.unpack_from("7I", config)
+        stream, attributes, count = struct.unpack_from("QQI", config, 32)
+        found = [struct.unpack_from("i4x3I", ctypes.string_at(attributes + 72 * n, 72)) for n in range(count)]
+        words = [(kind, tuple(values[: len(w)])) for (kind, *values), (_, w) in zip(found, expected, strict=True)]
+        calls.append((tuple(extents[:3]), tuple(extents[3:]), smem_bytes, stream, words))
         calls.append((function.value, parameters.value, extra))
         return 0
 
