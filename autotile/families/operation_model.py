@@ -431,10 +431,8 @@ class OperationModel:
         """Return the candidates that `choose` knows in their order, whether valid or not; arguments are as there."""
         return self._prepared(sizes, kernels, specs, device, libraries)[1](sizes, kernels)
 
-    @cached_property
-    def _ready(self) -> dict[tuple[object, ...], _Ready]:
-        """Prepared networks and rules by the device, the flags, the kernels and the libraries."""
-        return {}
+    _ready = cached_property[dict[tuple[object, ...], _Ready]](lambda self: {})
+    """Prepared networks and rules by the device, the flags, the kernels and the libraries."""
 
     def _prepared(
         self, sizes: Sizes, kernels: KernelSizes, specs: Specs, device: DeviceProperties, libraries: Collection[str]

@@ -134,9 +134,7 @@ class Operation(msgspec.Struct, frozen=True, dict=True):
         found = tuple(member for member in members.values() if dtype is None or dtype in member.dtypes)
         return self._by_dtype.setdefault(dtype, found)
 
-    @cached_property
-    def _by_dtype(self) -> dict[str | None, tuple[Member, ...]]:
-        return {}
+    _by_dtype = cached_property[dict[str | None, tuple[Member, ...]]](lambda self: {})
 
     @property
     def proper_sizes(self) -> tuple[str, ...]:
