@@ -23,7 +23,7 @@ from autotile.core.text import (
     source_text,
 )
 from autotile.database.winners import StoredRule
-from autotile.families.family import Leaf, Tree
+from autotile.families.family import Split, Tree
 from autotile.report.report_data import OperationData
 from autotile.report.study import FailureGroup, Finalist, StudyData
 from autotile.report.theme import (
@@ -813,8 +813,8 @@ def family_loss_chart(stored: StoredRule) -> Chart:
 
 def tree_lines(tree: Tree, depth: int = 0, prefix: str = "") -> list[tuple[int, str]]:
     """Return a rule's tree in words: the depth and the text of each question and answer, in reading order."""
-    if isinstance(tree, Leaf):
-        return [(depth, f"{prefix}configuration #{tree.order[0]}")]
+    if not isinstance(tree, Split):
+        return [(depth, f"{prefix}configuration #{tree[0]}")]
     return [
         (depth, f"{prefix}{tree.feature} at most {tree.at_most:,.6g}?"),
         *tree_lines(tree.then, depth + 1, "yes: "),
@@ -829,7 +829,7 @@ _BEND = 0.12
 def rule_tree_chart(stored: StoredRule) -> Chart:
     """Return a family's rule as a tree: each question with its two branches, and the configuration of each leaf."""
     rule, title = stored.rule, "The rule as a tree"
-    if isinstance(rule.tree, Leaf):
+    if not isinstance(rule.tree, Split):
         return Chart("rule_tree", title, None, "One configuration is served for the whole family.")
     nodes: list[dict[str, Any]] = []
     lines: list[tuple[int, float, float]] = []
@@ -838,9 +838,9 @@ def rule_tree_chart(stored: StoredRule) -> Chart:
     def visit(node: Tree, depth: int, answer: str) -> float:
         nonlocal leaves
         config = ""
-        if isinstance(node, Leaf):
+        if not isinstance(node, Split):
             row, leaves = float(leaves), leaves + 1
-            text, config = f"#{node.order[0]}", config_text(rule.configs[node.order[0]].config)
+            text, config = f"#{node[0]}", config_text(rule.configs[node[0]].config)
         else:
             first, second = visit(node.then, depth + 1, "yes: "), visit(node.otherwise, depth + 1, "no: ")
             row = (first + second) / 2
