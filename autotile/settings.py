@@ -145,7 +145,7 @@ def read_settings() -> Settings:
     path = _user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
     state = _file_state(str(path))
     try:
-        config = convert(parse_toml(read_regular(path, _MAX_CONFIG_BYTES).decode()), ConfigFile)
+        config = convert(parse_toml(read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8-sig")), ConfigFile)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         config = ConfigFile()
     except DataError as error:

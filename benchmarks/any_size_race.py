@@ -18,7 +18,7 @@ from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.statistics import paired_ratio
 from autotile.cuda.compiler import compile_job
 from autotile.cuda.driver import live_device
-from autotile.cuda.timing import BATCH_BELOW_US, EventTimer, Timer
+from autotile.cuda.timing import BATCH_BELOW_US, Timer, event_timer
 from autotile.settings import read_settings
 from autotile.workers.compile_pool import CompilePool
 
@@ -161,11 +161,11 @@ class Race:
         generator = np.random.default_rng(seed)
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
-            timers = [EventTimer(launch, self._timer.flush) for launch in launches]
+            timers = [event_timer(launch, self._timer.flush) for launch in launches]
             for _ in range(rounds):
                 for index in generator.permutation(len(launches)):
-                    timers[index].start()
-                    times[index].append(timers[index].time_us())
+                    _, time_us = timers[index]()
+                    times[index].append(time_us())
         return times
 
 

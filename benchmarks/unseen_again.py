@@ -78,13 +78,12 @@ def relearned(bench: Bench, rule: FamilyRule) -> FamilyRule:
         meet_rules(spec, device, configs, members),
     )
     max_configs = bench.arguments.max_configs
-    learned = learn_rule(measured, list_features(spec, max_configs), max_configs)
+    columns, tree, losses, _ = learn_rule(measured, list_features(spec, max_configs), max_configs)
     kept = [
-        replace(point, times_us=tuple(point.times_us[c] for c in learned.chosen), loss=float(loss))
-        for point, loss in zip(rule.points, learned.losses, strict=True)
+        replace(point, times_us=tuple(point.times_us[c] for c in columns), loss=float(loss))
+        for point, loss in zip(rule.points, losses, strict=True)
     ]
-    chosen = tuple(rule.configs[c] for c in learned.chosen)
-    return FamilyRule(rule.family, chosen, learned.tree, tuple(kept))
+    return FamilyRule(rule.family, tuple(rule.configs[c] for c in columns), tree, tuple(kept))
 
 
 def _again(bench: Bench, rule: FamilyRule, row: Mapping[str, Any]) -> dict[str, Any]:

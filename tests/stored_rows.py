@@ -18,7 +18,7 @@ from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
 from autotile.database.learned import FamilyState, miss_costs, save_ceilings, save_family_state, save_model, save_rule
 from autotile.errors import InputError
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
+from autotile.families.family import Extent, Family, FamilyRule, RuleConfig, RulePoint
 from autotile.kernel.library import load_kernel
 
 DEVICE = replace(device_profile("h200"), source="cuda")
@@ -76,7 +76,7 @@ def _add_families(database: Database, key: TuningKey, configs: list[dict[str, in
         )
         rule_configs = tuple(RuleConfig(config, 4, Resources(64, 0, 0, 0, 8192)) for config in configs[:2])
         save_family_state(database, key, family, DEVICE, FamilyState({"points": []}, 1, 1, 2.0))
-        save_rule(database, key, DEVICE, FamilyRule(family, rule_configs, Leaf((1, 0)), points))
+        save_rule(database, key, DEVICE, FamilyRule(family, rule_configs, (1, 0), points))
     family = Family({"M": Extent(((1, 2),)), "N": Extent(((512, 512),)), "K": Extent(((512, 512),))})
     save_family_state(database, key, family, DEVICE, FamilyState({"points": []}, 1, 0, 2.0))
 

@@ -63,6 +63,11 @@ def test_config_file_and_environment(config, tmp_path, monkeypatch):
         read_settings()
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file(config):
+    config.write_text("\ufeffcache_limit_mib = 5\n", "utf-8")
+    assert read_settings().cache_limit_bytes == 5 << 20
+
+
 def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setenv("CUDA_PATH", "")

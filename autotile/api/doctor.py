@@ -242,7 +242,7 @@ def _database_text(location: str) -> str:
 
 def _worker_text(settings: Settings) -> str:
     """Start a GPU worker on a small problem, as a tuning session does, and describe it."""
-    kernel = load_kernel(kernel_names(settings.kernel_folders)[0], settings.kernel_folders)
+    kernel = load_kernel("matmul_naive", settings.kernel_folders[-1:])  # the one that ships runs on any GPU
     problem = resolve_problem(kernel.spec, kernel.spec.ragged)
     workload = workload_of(kernel, problem, settings, TuneOptions(sample_limit_s=_SAMPLE_LIMIT_S))
     with closing(Gpu(workload, _TIMEOUT_S)) as gpu:

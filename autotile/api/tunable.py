@@ -29,7 +29,7 @@ from autotile.kernel.expressions import is_c_identifier, is_keyword, python_sour
 from autotile.kernel.library import Inspection, Kernel, load_kernel, make_kernel
 from autotile.kernel.parser import parse_spec
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.python_kernel import ArrayLibrary, PythonDocument, ReferenceFunction, build_document, function_name
+from autotile.kernel.python_kernel import ArrayLibrary, PythonDocument, build_document, function_name
 from autotile.kernel.sources import check_source
 from autotile.kernel.spec import KernelSpec
 from autotile.settings import user_path
@@ -239,7 +239,7 @@ class TunableKernel(Result):
             template = Path(str(self._folder)) / spec.template
             template.write_text(str(described.source), encoding="utf-8")
         self._functions: Any = {  # that no search-space file can hold
-            "reference_function": ReferenceFunction(described.reference, reference_on) if described.reference else None,
+            "reference_function": (described.reference, reference_on) if described.reference else None,
             "inspection": comparison_of(spec, verify, private_folder()) if verify is not None else None,
         }
         self._kernel = replace(make_kernel(spec, template, described.source), **self._functions)

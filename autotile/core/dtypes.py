@@ -20,6 +20,7 @@ from autotile.core.documents import open_regular
 from autotile.errors import DataError, InputError
 
 Array = NDArray[Any]
+Shape = tuple[int, ...]
 
 
 class Dtype(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class Dtype(msgspec.Struct, frozen=True):
         """Value to which larger ones are rounded: the largest finite one of an 8-bit float, else infinity."""
         return _FP8_LARGEST.get(self.component.name, math.inf)
 
-    def array_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def array_shape(self, shape: Sequence[int]) -> Shape:
         """Return the shape of the array that holds elements of the given shape."""
         return (*shape, self.components) if self.components else tuple(shape)
 
@@ -284,7 +285,7 @@ _NUMBERS = r"[<>=|]?(?:b1|[iu][1248]|f[1248]|c8|c16|V[12])"
 _EXPECTED_NPY = "expected an array of numbers that numpy.save has written"
 
 
-def _read_npy_header(stream: BinaryIO, size_bytes: int) -> tuple[np.dtype[Any], tuple[int, ...], Any, int]:
+def _read_npy_header(stream: BinaryIO, size_bytes: int) -> tuple[np.dtype[Any], Shape, Any, int]:
     """Read type, shape, order and position of the elements of an array, from the start of a file of ``size_bytes``.
 
     `numpy.load` evaluates a header as a Python literal, and allocates what it declares. Here it has to match a grammar,

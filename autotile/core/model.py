@@ -33,6 +33,11 @@ Value = Whole | bool | Finite | Name
 Config = Mapping[Name, Value]
 """A value for each tunable parameter, in the order of the search space."""
 
+Sizes = Mapping[str, int]
+"""Sizes and flags of a problem by their names."""
+Values = Mapping[str, Value]
+"""Value of each name that an expression uses."""
+
 L2Mode = Literal["cold", "hot", "eager"]
 """State of the L2 cache before each launch: overwritten, or as the one before left it. Or ``eager``: the latter, where
 the host launches one by one, so that its part counts."""
@@ -137,7 +142,7 @@ class Problem:
         """Return the entries of a JSON document that state the problem."""
         return {of: self.kernel, "problem": dict(self.sizes), "dtype": self.dtype}
 
-    def at(self, sizes: Mapping[str, int]) -> Problem:
+    def at(self, sizes: Sizes) -> Problem:
         """Return the problem of the same kernel and dtype with other sizes and flags."""
         return Problem(self.kernel, sizes, self.dtype)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES, Array
+from autotile.core.dtypes import DTYPES, Array, Shape
 from autotile.core.model import LaunchGeometry
 from autotile.cuda.compiler import CompileJob, CubinCache
 from autotile.cuda.function import Function, Module, driver_launch
@@ -257,7 +257,7 @@ class CeilingKernels:
 
         return CeilingLoop(ceiling, method, work * grid[0], queue, fault)
 
-    def _operand(self, name: str, shape: tuple[int, ...]) -> tuple[Any, Array]:
+    def _operand(self, name: str, shape: Shape) -> tuple[Any, Array]:
         """Return normally distributed values on the device and, exactly, as float64."""
         values = self._random.standard_normal(shape)
         if name == "tf32":

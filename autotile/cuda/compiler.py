@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from autotile.core.documents import Name, decode_json, encode_json, json_hash
+from autotile.core.documents import Name, convert, decode_json, encode_json, json_hash
 from autotile.core.model import CompiledFunction, Config, Problem, Resources
 from autotile.cuda.driver import Cluster, live_device
 from autotile.cuda.toolchain import find_nvcc, load_nvrtc, nvcc_version, nvrtc_version
@@ -583,7 +583,7 @@ class CachedCubin:
     path: Path
     cubin_hash: str
     """SHA-256 hash of the cubin: equal for configurations that compile to the same code."""
-    functions: Mapping[Name, CompiledFunction]
+    functions: Annotated[Mapping[Name, CompiledFunction], msgspec.Meta(min_length=1)]
     """Functions, by the names of the job's entries; the kernel's own is the first."""
 
     @property
@@ -595,13 +595,6 @@ class CachedCubin:
     def symbols(self) -> dict[str, str]:
         """Name in the cubin of each entry."""
         return {entry: function.symbol for entry, function in self.functions.items()}
-
-
-class _Description(msgspec.Struct):
-    """File beside a cubin in the cache."""
-
-    entry_hash: Name
-    functions: Annotated[dict[Name, CompiledFunction], msgspec.Meta(min_length=1)]
 
 
 class CubinCache:
@@ -641,15 +634,16 @@ class CubinCache:
         """Return the cubin of a key; None if it is missing or damaged."""
         cubin = self._folder / f"{key}.cubin"
         try:
-            description = decode_json(cubin.with_suffix(".json").read_bytes(), _Description)
+            description = decode_json(cubin.with_suffix(".json").read_bytes(), dict)
             cubin_hash = hashlib.sha256(cubin.read_bytes()).hexdigest()
+            found = convert({**description, "path": cubin, "cubin_hash": cubin_hash}, CachedCubin)
             # `to_builtins` takes a tenth of the time of `asdict`
-            if description.entry_hash != json_hash([key, cubin_hash, msgspec.to_builtins(description.functions)]):
+            if description.get("entry_hash") != json_hash([key, cubin_hash, msgspec.to_builtins(found.functions)]):
                 return None
             with contextlib.suppress(OSError):  # the cache may be read-only
                 for file in (cubin, cubin.with_suffix(".json")):
                     os.utime(file)  # marks it as recently used
-            return CachedCubin(cubin, cubin_hash, description.functions)
+            return found
         except (OSError, DataError):
             return None
 

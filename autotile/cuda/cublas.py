@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,7 +19,7 @@ from weakref import finalize
 
 import numpy as np
 
-from autotile.core.model import LaunchGeometry
+from autotile.core.model import LaunchGeometry, Sizes
 from autotile.cuda.driver import PER_THREAD_STREAM, live_device, outside_of_captures
 from autotile.cuda.function import Function, Module, ParameterBlock, driver_launch
 from autotile.cuda.toolchain import load_cupy
@@ -118,7 +118,7 @@ class GemmLayout:
     result: str
 
     @classmethod
-    def of(cls, sizes: Mapping[str, int], dtype: str) -> GemmLayout:
+    def of(cls, sizes: Sizes, dtype: str) -> GemmLayout:
         """Return the product with the sizes and flags of the operation ``matmul``."""
         return cls(
             sizes["M"],
@@ -155,16 +155,10 @@ class GemmLayout:
         )
 
 
-class _Algorithm(ctypes.Structure):
-    """``cublasLtMatmulHeuristicResult_t`` of cublasLt.h: an algorithm with the workspace that it needs."""
-
-    _fields_ = (
-        ("algorithm", ctypes.c_uint64 * 8),
-        ("workspace_bytes", ctypes.c_size_t),
-        ("state", ctypes.c_int),
-        ("waves", ctypes.c_float),
-        ("reserved", ctypes.c_int * 4),
-    )
+_HEURISTIC_WORDS = 12
+_WORKSPACE_AT, _STATE_AT = 8, 9
+"""Words of 64 bits of ``cublasLtMatmulHeuristicResult_t``, cublasLt.h: it begins with the algorithm; the place of the
+bytes of workspace that this needs, and of its status, whose other half is the number of waves."""
 
 
 class Gemm:
@@ -272,17 +266,17 @@ class Gemm:
             alignment = _VECTOR_BYTES if is_aligned else 4 if layout.factors == "float32" else 2
             for attribute in _ALIGNMENTS:
                 assign("MatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
-            found, count = _Algorithm(), ctypes.c_int()
+            found, count = (ctypes.c_uint64 * _HEURISTIC_WORDS)(), ctypes.c_int()
             handle = _handle(self._device_index)
             status = library.cublasLtMatmulAlgoGetHeuristic(
                 handle, product, first, second, output, output, preference, 1, _byref(found), _byref(count)
             )
-            _check(status or found.state, "cublasLtMatmulAlgoGetHeuristic")
+            _check(status or found[_STATE_AT] & 0xFFFFFFFF, "cublasLtMatmulAlgoGetHeuristic")
         except BaseException:
             _destroy(described)
             raise
         finalize(self, _destroy, described).atexit = False
-        algorithm, workspace_bytes = _byref(found), found.workspace_bytes
+        algorithm, workspace_bytes = _byref(found), found[_WORKSPACE_AT]
 
         prepared = library.cublasLtMatmul, handle, product, first, second, output, algorithm, workspace_bytes
         return self._prepared.setdefault((result, is_aligned), partial(_queue, prepared))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from autotile.core.device import DeviceProperties, limits_for
@@ -202,23 +203,10 @@ _REQUIRED_CLUSTER_WIDTH = 11
 Cluster = tuple[int, int, int]
 
 
-class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``, cuda.h; its value is a union of 64 bytes."""
-
-    _fields_: ClassVar[Any] = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("words", ctypes.c_uint * 16)]
-
-
-class _LaunchConfig(ctypes.Structure):
-    """``CUlaunchConfig``, cuda.h."""
-
-    _fields_: ClassVar[Any] = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("dynamic_smem_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    ]
+_ATTRIBUTE = struct.Struct("i4x3I52x")
+"""``CUlaunchAttribute``, cuda.h: its kind, and the first words of a union of 64 bytes."""
+_LAUNCH_CONFIG = struct.Struct("7IPPI4x")
+"""``CUlaunchConfig``, cuda.h: grid, block, dynamic shared memory, stream, attributes and their number."""
 
 
 def attribute_launch(
@@ -233,20 +221,15 @@ def attribute_launch(
         launch_with_attributes = load_driver().cuLaunchKernelEx
     except AttributeError:
         raise ToolchainError("this driver has no cuLaunchKernelEx; install a driver for CUDA 12 or newer") from None
-    attributes = (_Attribute * 2)()
-    count = 0
-    if is_cooperative:
-        attributes[count].id, attributes[count].words[0] = _COOPERATIVE, 1
-        count += 1
-    if cluster is not None:
-        attributes[count].id, attributes[count].words[:3] = _CLUSTER_DIMENSION, cluster
-        count += 1
-    grid, block = (ctypes.c_uint * 3)(*geometry.grid), (ctypes.c_uint * 3)(*geometry.block)
+    words = [_ATTRIBUTE.pack(_COOPERATIVE, 1, 0, 0)] if is_cooperative else []
+    words += [_ATTRIBUTE.pack(_CLUSTER_DIMENSION, *cluster)] if cluster is not None else []
+    attributes = ctypes.create_string_buffer(b"".join(words))
+    extents = (*geometry.grid, *geometry.block, geometry.dynamic_smem_bytes)
     function, error = ctypes.c_void_p(function_pointer), load_cupy().cuda.driver.CUDADriverError
 
     def launch(stream: int, address: int, _: int) -> None:
-        config = _LaunchConfig(grid, block, geometry.dynamic_smem_bytes, stream, attributes, count)
-        status = launch_with_attributes(ctypes.byref(config), function, ctypes.c_void_p(address), None)
+        config = _LAUNCH_CONFIG.pack(*extents, stream, ctypes.addressof(attributes), len(words))
+        status = launch_with_attributes(config, function, ctypes.c_void_p(address), None)
         if status:
             raise error(status)
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES, Dtype, map_npy
+from autotile.core.dtypes import DTYPES, Dtype, Shape, map_npy
 from autotile.core.model import Config, Problem, config_key
 from autotile.core.text import plural, sizes_text
 from autotile.cuda.compiler import CubinCache, compile_job
@@ -25,7 +25,7 @@ from autotile.cuda.support import GuardedBuffer, SupportKernels, workspace_buffe
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.arguments import encode_value
-from autotile.kernel.expressions import ArrayExpression, Matmul, ShapeOnly
+from autotile.kernel.expressions import ArrayExpression, Environment, Matmul, ShapeOnly
 from autotile.kernel.inputs import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
 from autotile.kernel.library import Kernel
@@ -53,7 +53,7 @@ class ReferenceOutput:
 
 
 def checked_output(
-    values: Any, name: str, shape: tuple[int, ...], dtype: Dtype, *, place: str, support: SupportKernels
+    values: Any, name: str, shape: Shape, dtype: Dtype, *, place: str, support: SupportKernels
 ) -> ReferenceOutput:
     """Return expected values in the form in which outputs are compared with them; messages name their ``place``.
 
@@ -81,67 +81,68 @@ def checked_output(
     return ReferenceOutput(values, math.sqrt(squares / values.size))
 
 
-@dataclass(eq=False)
-class ReferenceSolution:
-    """Evaluates the array expressions of a reference on the device, given float64 arrays and numbers by name.
+def expression_output(
+    environment: Environment,
+    name: str,
+    expression: ArrayExpression,
+    shape: Shape,
+    dtype: Dtype,
+    *,
+    place: str,
+    support: SupportKernels,
+) -> ReferenceOutput:
+    """Evaluate the array expression of an output on the device, given arrays and numbers by name.
 
-    Small ones are also computed by NumPy, and both results must agree. This validates the device's arithmetic on the
-    ragged shape before it is relied on for the tuned one.
+    A small one is also computed by NumPy, and both results must agree. This validates the device's arithmetic on the
+    ragged shape before it is relied on for the tuned one. Messages name the ``place`` of the expression and the sizes.
+    Raise `InputError` if the expression cannot be evaluated, its shape is not the output's, or its value is not finite;
+    `ToolchainError` if the results of the device and of NumPy differ.
     """
+    largest_product_flops = 0
 
-    environment: Mapping[str, Any]
-    support: SupportKernels
-    _largest_product_flops: int = 0
-
-    def output(
-        self, name: str, expression: ArrayExpression, shape: tuple[int, ...], dtype: Dtype, place: str
-    ) -> ReferenceOutput:
-        """Compute the expected values of an output; messages name the ``place`` of the expression and the sizes.
-
-        Raise `InputError` if the expression cannot be evaluated, its shape is not the output's, or its value is not
-        finite; `ToolchainError` if the results of the device and of NumPy differ.
-        """
-        cupy = load_cupy()
-        try:
-            values = cupy.asarray(_guarded(expression, self.environment, self._product, place))
-        except (cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError):  # NumPy can do without
-            values = cupy.asarray(_guarded(expression, self._on_host(), np.matmul, place))
-        output = checked_output(values, name, shape, dtype, place=place, support=self.support)
-        shapes = {name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in self.environment.items()}
-        largest = getattr(expression.evaluate(shapes), "largest", 1)
-        if largest <= _SMALL_ELEMENTS and self._largest_product_flops <= _SMALL_FLOPS:
-            found, expected = output.values.get(), np.asarray(_guarded(expression, self._on_host(), np.matmul, place))
-            if found.dtype.kind in "biu" and expected.dtype.kind in "biu":
-                error = found != expected
-            else:
-                error = np.abs(found - expected) > _AGREEMENT * np.maximum(np.abs(expected), output.scale)
-            if error.any():
-                raise ToolchainError(
-                    f"{place}: {np.count_nonzero(error)} of {found.size} values differ between the device and NumPy; "
-                    "see `autotile doctor`"
-                )
-        return output
-
-    def _product(self, a: Any, b: Any) -> Any:
+    def product(a: Any, b: Any) -> Any:
+        nonlocal largest_product_flops
         if "c" in (a.dtype.kind, b.dtype.kind) or min(a.ndim, b.ndim) < 2:
             return a @ b
         if a.dtype.kind + b.dtype.kind == "ff":
-            product = self.support.matmul(a, b)
-            self._largest_product_flops = max(self._largest_product_flops, 2 * product.size * a.shape[-1])
-            return product
+            found = support.matmul(a, b)
+            largest_product_flops = max(largest_product_flops, 2 * found.size * a.shape[-1])
+            return found
         # Whole numbers, or whole and real ones, are multiplied in float64 where that is exact, as it is faster.
         of_whole = "f" not in (a.dtype.kind, b.dtype.kind)
         largest = [0 if x.dtype.kind == "f" else max(abs(int(x.max())), abs(int(x.min()))) for x in (a, b)]
         if max(largest) >= 2**53 or (of_whole and a.shape[-1] * largest[0] * largest[1] >= 2**53):
             return a @ b
-        product = self._product(a.astype(np.float64), b.astype(np.float64))
-        return product.astype(np.int64) if of_whole else product
+        found = product(a.astype(np.float64), b.astype(np.float64))
+        return found.astype(np.int64) if of_whole else found
 
-    def _on_host(self) -> dict[str, Any]:
-        return {name: value.get() if np.ndim(value) else value for name, value in self.environment.items()}
+    def of_numpy() -> Any:
+        on_host = {name: value.get() if np.ndim(value) else value for name, value in environment.items()}
+        return _guarded(expression, on_host, np.matmul, place)
+
+    cupy = load_cupy()
+    try:
+        values = cupy.asarray(_guarded(expression, environment, product, place))
+    except (cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError):  # NumPy can do without
+        values = cupy.asarray(of_numpy())
+    output = checked_output(values, name, shape, dtype, place=place, support=support)
+    shapes = {name: ShapeOnly(value.shape) if np.ndim(value) else value for name, value in environment.items()}
+    largest = getattr(expression.evaluate(shapes), "largest", 1)
+    if largest <= _SMALL_ELEMENTS and largest_product_flops <= _SMALL_FLOPS:
+        found, expected = output.values.get(), np.asarray(of_numpy())
+        if found.dtype.kind in "biu" and expected.dtype.kind in "biu":
+            error = found != expected
+        else:
+            error = np.abs(found - expected) > _AGREEMENT * np.maximum(np.abs(expected), output.scale)
+        if error.any():
+            raise ToolchainError(
+                f"{place}: {np.count_nonzero(error)} of {found.size} values differ between the device and NumPy; "
+                "see `autotile doctor`"
+            )
+    return output
 
 
-def _guarded(expression: ArrayExpression, environment: Mapping[str, Any], matmul: Matmul, place: str) -> Any:
+def _guarded(expression: ArrayExpression, environment: Environment, matmul: Matmul, place: str) -> Any:
     try:
         return expression.evaluate(environment, matmul)
     except (ValueError, TypeError, IndexError, ArithmeticError) as error:
@@ -205,13 +206,7 @@ class ExpectedOutputs:
     _functions: dict[tuple[int, ...], tuple[Function, int]] = field(default_factory=dict)
 
     def compute(
-        self,
-        problem: Problem,
-        inputs: Mapping[str, GuardedBuffer],
-        scalars: Mapping[str, Any],
-        *,
-        seed: int,
-        check: bool,
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, *, seed: int, check: bool
     ) -> dict[str, ReferenceOutput]:
         """Return the expected values of each output that has a reference for these inputs.
 
@@ -243,7 +238,7 @@ class ExpectedOutputs:
         return expected
 
     def _of_expressions(
-        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], at: str
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, at: str
     ) -> dict[str, ReferenceOutput]:
         """Return the values of the expressions; the decoded inputs are free again when this returns."""
         spec, expected = self.spec, dict[str, ReferenceOutput]()
@@ -256,11 +251,10 @@ class ExpectedOutputs:
         for name, buffer in inputs.items():  # whole numbers stay whole, and exact
             kind = self._element_type(name, problem)
             environment[name] = buffer.array if kind.component.is_integer else kind.decode(buffer.array)
-        solution = ReferenceSolution(environment, self.support)
         for name, expression in spec.reference.outputs.items():
             place = f"{spec.source}: [reference] outputs.{name} at {at}"
-            shape = spec.buffer(name).array_shape(names)
-            expected[name] = solution.output(name, expression, shape, self._element_type(name, problem), place)
+            of = name, expression, spec.buffer(name).array_shape(names), self._element_type(name, problem)
+            expected[name] = expression_output(environment, *of, place=place, support=self.support)
         return expected
 
     def keep(self, problem: Problem, outputs: Mapping[str, ReferenceOutput], *, seed: int, check: bool) -> None:
@@ -289,7 +283,7 @@ class ExpectedOutputs:
         return {name: base / file for name, file in reference.files.items()}
 
     def _of_kernel(
-        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Mapping[str, Any], place: str
+        self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, place: str
     ) -> dict[str, Any]:
         """Run the reference kernel, which is compiled once for a problem, twice, and return the values of each output.
 

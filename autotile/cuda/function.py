@@ -20,7 +20,7 @@ from weakref import finalize
 
 import numpy as np
 
-from autotile.core.model import LaunchGeometry, Resources
+from autotile.core.model import LaunchGeometry, Resources, Sizes
 from autotile.cuda.driver import attribute_launch, declares_cluster, outside_of_captures
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
@@ -239,7 +239,7 @@ class StepFunctions:
         steps: Sequence[Step],
         image: Path | bytes,
         symbols: Mapping[str, str],
-        others: Iterable[tuple[Mapping[str, int], Path, Mapping[str, str]]] = (),
+        others: Iterable[tuple[Sizes, Path, Mapping[str, str]]] = (),
     ) -> None:
         module = Module(image)
         self.module = module.pointer
@@ -247,7 +247,7 @@ class StepFunctions:
         self._functions = {entry: module.function(symbols.get(entry, entry)) for entry in self._entries}
         self._others = tuple((dict(sizes), StepFunctions(steps, path, names)) for sizes, path, names in others)
 
-    def at(self, sizes: Mapping[str, int]) -> StepFunctions:
+    def at(self, sizes: Sizes) -> StepFunctions:
         """Return the functions for a problem: those of its own cubin, if it has one."""
         return next((functions for own, functions in self._others if own == dict(sizes)), self)
 

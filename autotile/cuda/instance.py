@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import canonical_json
-from autotile.core.dtypes import DTYPES, Dtype, output_tolerance
+from autotile.core.dtypes import DTYPES, Array, Dtype, output_tolerance
 from autotile.core.model import Config, Outcome, Problem
 from autotile.core.text import plural, sizes_text
 from autotile.cuda.driver import constant_copies, copy_constants
@@ -333,13 +332,13 @@ class ProblemInstance:
             self._references.keep(self._problem, agreed, seed=self._seed, check=self._check)
         return Verdict(Outcome.OK)
 
-    def content(self, name: str) -> NDArray[Any]:
+    def content(self, name: str) -> Array:
         """Return the content of a buffer, in the type that it is stored in; see `Inspection.buffers` for suffixes."""
         name, _, what = name.partition(".")
         if what == "expected":
-            expected: NDArray[Any] = self._expected[name].values.get()
+            expected: Array = self._expected[name].values.get()
             return expected
-        stored: NDArray[Any] = self._buffers[name].array.get()
+        stored: Array = self._buffers[name].array.get()
         dtype = self._element_type(name)
         return dtype.decode(stored) if what == "value" and not dtype.component.is_integer else stored
 

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import Any, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES
+from autotile.core.dtypes import DTYPES, Array
 from autotile.cuda.driver import load_driver, outside_of_captures, result_name
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ArgumentError, ToolchainError
@@ -66,7 +65,7 @@ _NONE = 0
 
 
 @lru_cache(maxsize=1024)
-def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> NDArray[Any]:
+def encode_tensor_map(tensor_map: TensorMap, pointer: int) -> Array:
     """Encode the tensor map of a buffer or workspace; elements outside of it read as zero and are not written.
 
     Axes are reversed here, as the driver counts from the innermost one. The result has shape (1,), one element of 128
@@ -114,7 +113,7 @@ def _array(kind: type[ctypes.c_uint32 | ctypes.c_uint64], values: Sequence[int])
     return (kind * len(values))(*reversed(values))
 
 
-def encode_description(described: TensorMap | Texture, pointer: int) -> NDArray[Any]:
+def encode_description(described: TensorMap | Texture, pointer: int) -> Array:
     """Return the bytes of a tensor map or a texture object of the buffer at an address, as 64-bit words."""
     if isinstance(described, Texture):
         return np.atleast_1d(texture_object(described, pointer))
@@ -126,7 +125,7 @@ def by_value(stored: Any) -> Any:
     return stored.view((np.void, stored.nbytes)) if np.ndim(stored) else stored
 
 
-def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> NDArray[Any]:
+def encode_struct(struct: StructValue, addresses: Mapping[str, int]) -> Array:
     """Encode a struct, given the address of each buffer and workspace, as an array of one element of its size.
 
     Raise `ArgumentError` if a value does not fit in its type.

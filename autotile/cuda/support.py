@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autotile.core.dtypes import DTYPES, Array, Dtype
+from autotile.core.dtypes import DTYPES, Array, Dtype, Shape
 from autotile.cuda.compiler import CubinCache, support_job
 from autotile.cuda.function import Function, Module
 from autotile.cuda.toolchain import load_cupy
@@ -171,7 +171,7 @@ def _blocks(elements: int) -> int:
     return max(1, min(_MAX_BLOCKS, -(-elements // _THREADS)))
 
 
-def _stack(array: Any, leading: tuple[int, ...]) -> tuple[Any, int]:
+def _stack(array: Any, leading: Shape) -> tuple[Any, int]:
     """Return contiguous matrices, and the elements from one to the next; 0 if all share one matrix."""
     cupy = load_cupy()
     own = array.shape[:-2]
@@ -199,7 +199,7 @@ class GuardedBuffer:
     may be a vector.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: Dtype, support: SupportKernels) -> None:
+    def __init__(self, shape: Shape, dtype: Dtype, support: SupportKernels) -> None:
         cupy = load_cupy()
         shape = dtype.array_shape(shape)
         self.elements = math.prod(shape)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,110 +41,59 @@ _CHUNK_US = 5000.0
 _QUEUED_CHUNKS = 2
 
 
-class EventTimer:
-    """Times one launch between two events, after a flush of the L2 cache, which does nothing for a hot cache."""
+LaunchTimer = Callable[[], tuple[bool, Callable[[], float]]]
+"""Queues the work of a sample of a launch's time on the current stream.
 
-    def __init__(self, launch: Launch, flush: Launch) -> None:
-        self._launch = launch
-        self._flush = flush
-        self.resolution_us = _EVENT_STEP_US
-        self._start, self._stop = _events(2)
-
-    def start(self) -> None:
-        """Flush, then launch between two events."""
-        self._flush()
-        self._start.record()
-        self._launch()
-        self._stop.record()
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the GPU may have waited for the host after the first event, right after `start`."""
-        return bool(self._start.done)
-
-    def time_us(self) -> float:
-        """Wait, and return the time between the events in microseconds."""
-        self._stop.synchronize()
-        return _elapsed_us(self._start, self._stop)
+Returns whether the GPU may have waited for the host meanwhile, and a function that waits for the work, and returns the
+time in microseconds."""
 
 
-class BatchTimer:
-    """Times a CUDA graph of many launches, each after a flush, and subtracts the time of a graph of the flushes alone.
+def event_timer(launch: Launch, flush: Launch) -> LaunchTimer:
+    """Time one launch between two events, after a flush of the L2 cache, which does nothing for a hot cache."""
+    start, stop = _events(2)
+
+    def time_us() -> float:
+        stop.synchronize()
+        return _elapsed_us(start, stop)
+
+    def sample() -> tuple[bool, Callable[[], float]]:
+        flush()
+        start.record()
+        launch()
+        stop.record()
+        return bool(start.done), time_us
+
+    return sample
+
+
+def batch_timer(launch: Launch, flush: Launch, probe_us: float) -> LaunchTimer:
+    """Time a CUDA graph of many launches, each after a flush, and subtract the time of a graph of the flushes alone.
 
     Every sample runs both graphs, one after the other, so that both are affected alike by a drift of the memory clock.
-    The number of launches is chosen by their approximate time so that the batch takes about 200 us.
+    The number of launches is chosen by their approximate time so that the batch takes about 200 us. A time is that of a
+    launch, at least the resolution.
     """
+    count = _batched(probe_us)
+    empty, full = _capture([flush], count), _capture([flush, launch], count)
+    start, middle, stop = _events(3)
+    for graph in (empty, full):
+        graph()  # the first launch of a graph uploads it to the device
 
-    def __init__(self, launch: Launch, flush: Launch, probe_us: float) -> None:
-        self._count = _batched(probe_us)
-        self.resolution_us = _EVENT_STEP_US / self._count
-        self._began_late = False
-        self._empty = _capture([flush], self._count)
-        self._full = _capture([flush, launch], self._count)
-        self._start, self._middle, self._stop = _events(3)
-        for graph in (self._empty, self._full):
-            graph()  # the first launch of a graph uploads it to the device
+    def time_us() -> float:
+        stop.synchronize()
+        empty_us = _elapsed_us(start, middle)
+        return max(_elapsed_us(middle, stop) - empty_us, _EVENT_STEP_US) / count
 
-    def start(self) -> None:
-        """Launch the two graphs between three events."""
-        self._start.record()
-        self._empty()
-        self._began_late = self._start.done
-        self._middle.record()
-        self._full()
-        self._stop.record()
+    def sample() -> tuple[bool, Callable[[], float]]:
+        start.record()
+        empty()
+        began_late = start.done
+        middle.record()
+        full()
+        stop.record()
+        return bool(began_late or middle.done), time_us
 
-    @property
-    def is_late(self) -> bool:
-        """As for `EventTimer`, after the first or the second event."""
-        return self._began_late or bool(self._middle.done)
-
-    def time_us(self) -> float:
-        """Wait, and return the difference of the graphs' times per launch; at least the resolution."""
-        self._stop.synchronize()
-        empty_us = _elapsed_us(self._start, self._middle)
-        return max((_elapsed_us(self._middle, self._stop) - empty_us) / self._count, self.resolution_us)
-
-
-class BackToBack:
-    """Repeats a step of about ``probe_us``, a flush and a launch, without letting the GPU idle.
-
-    Short steps are repeated in CUDA graphs, as in `BatchTimer`. All methods must be called with the same current
-    stream, which must not be the default one.
-    """
-
-    def __init__(self, step: Sequence[Launch], probe_us: float) -> None:
-        self._count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
-        self._queue = _capture(step, self._count) if self._count > 1 else partial(_queue_all, step)
-        self._queue_calls = max(1, round(_CHUNK_US / (self._count * probe_us)))
-        self._runs = 0
-        self._ends: deque[Any] = deque()
-        self._queue()  # the first launch of a graph uploads it to the device
-        (self._start,) = _events(1)
-        self._start.record()
-        self.keep_going()
-
-    def keep_going(self) -> None:
-        """Keep two chunks of steps queued; to be called every few milliseconds."""
-        while self._ends and self._ends[0].done:
-            self._ends.popleft()
-        while len(self._ends) < _QUEUED_CHUNKS:
-            for _ in range(self._queue_calls):
-                self._queue()
-            self._runs += self._queue_calls * self._count
-            (end,) = _events(1)
-            end.record()
-            self._ends.append(end)
-
-    def end(self) -> float:
-        """Wait for the queued steps, and return the mean time of a step in microseconds."""
-        last = self._ends[-1]
-        last.synchronize()
-        return _elapsed_us(self._start, last) / self._runs
-
-
-LaunchTimer = EventTimer | BatchTimer
-"""Takes a sample of the time of a launch: `start` queues its work on the current stream, `time_us` waits for it."""
+    return sample
 
 
 def _batched(probe_us: float) -> int:
@@ -300,7 +249,7 @@ class Timer:
         self._repeating_s = _MAX_REPEATING_S * repeats
         with self._stream:
             single = _as_one(launch)
-            return self._sample([EventTimer(single, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
+            return self._sample([event_timer(single, before) for _ in range(min(count, _QUEUED_SAMPLES))], count)
 
     def parts(self, parts: Sequence[Sequence[Launch]], prepare: Launch = no_work) -> list[float]:
         """Return the median time of each part of a call in microseconds, measured between events; see `measure`."""
@@ -336,7 +285,7 @@ class Timer:
             if probe_us < BATCH_BELOW_US:
                 times = self._sample(timers, _PROBE_SAMPLES)
             typical_us = float(np.median(times))
-            resolution_us = timers[0].resolution_us
+            resolution_us = _EVENT_STEP_US / (_batched(probe_us) if probe_us < BATCH_BELOW_US else 1)
             if best_us is not None and typical_us > DISCARD_RATIO * best_us:
                 return self._measurement(times, resolution_us), True
             affordable = int(np.clip(self._limit_us / probe_us, _MIN_SAMPLES, _MAX_SAMPLES))
@@ -381,7 +330,7 @@ class Timer:
         times: list[list[float]] = [[] for _ in launches]
         with self._stream:
             timers = [
-                self._timers(launch, fastest_us, prepare)[0] if graphs else EventTimer(launch, self._before(prepare))
+                self._timers(launch, fastest_us, prepare)[0] if graphs else event_timer(launch, self._before(prepare))
                 for launch, prepare in pairs
             ]
             racing = list(range(len(launches)))
@@ -400,8 +349,8 @@ class Timer:
         if check is not None:
             for index, timer in enumerate(timers):
                 with self._stream:
-                    timer.start()
-                    timer.time_us()
+                    _, wait = timer()
+                    wait()
                 check(index)
         return times
 
@@ -415,18 +364,47 @@ class Timer:
         return True
 
     @contextmanager
-    def back_to_back(self, step: Sequence[Launch], probe_us: float) -> Iterator[BackToBack]:
-        """Repeat a step of about ``probe_us``; the context makes the timer's stream the current one."""
+    def back_to_back(self, step: Sequence[Launch], probe_us: float) -> Iterator[tuple[Launch, Callable[[], float]]]:
+        """Repeat a step of about ``probe_us``, a flush and a launch, without letting the GPU idle.
+
+        Yield two functions: one that keeps two chunks of steps queued, to be called every few milliseconds, and one
+        that waits for the queued steps and returns the mean time of a step in microseconds. Short steps are repeated in
+        CUDA graphs, as in `batch_timer`.
+        """
         with self._stream:
-            yield BackToBack(step, probe_us)
+            count = _batched(probe_us) if probe_us < BATCH_BELOW_US else 1
+            queue = _capture(step, count) if count > 1 else partial(_queue_all, step)
+            calls = max(1, round(_CHUNK_US / (count * probe_us)))
+            runs, ends = 0, deque[Any]()
+            queue()  # the first launch of a graph uploads it to the device
+            (start,) = _events(1)
+            start.record()
+
+            def keep_going() -> None:
+                nonlocal runs
+                while ends and ends[0].done:
+                    ends.popleft()
+                while len(ends) < _QUEUED_CHUNKS:
+                    for _ in range(calls):
+                        queue()
+                    runs += calls * count
+                    ends.extend(_events(1))
+                    ends[-1].record()
+
+            def mean_us() -> float:
+                ends[-1].synchronize()
+                return _elapsed_us(start, ends[-1]) / runs
+
+            keep_going()
+            yield keep_going, mean_us
 
     def _timers(self, launch: Launch, probe_us: float, prepare: Launch) -> Sequence[LaunchTimer]:
         """Return the timers of a launch of about ``probe_us``, whose samples can be queued one behind the other."""
         before = self._before(prepare)
         if probe_us < BATCH_BELOW_US:
-            return [BatchTimer(launch, before, probe_us)]
+            return [batch_timer(launch, before, probe_us)]
         single = _as_one(launch)
-        return [EventTimer(single, before) for _ in range(_QUEUED_SAMPLES)]
+        return [event_timer(single, before) for _ in range(_QUEUED_SAMPLES)]
 
     def _before(self, prepare: Launch) -> Launch:
         """Return the work before a launch: the flush comes last, so that it evicts what ``prepare`` left in the L2."""
@@ -442,12 +420,10 @@ class Timer:
     def _punctual(self, timers: Sequence[LaunchTimer]) -> list[float]:
         """Return a sample of each timer, queued one behind the other; of a late host only if no time is left."""
         while True:
-            begin_s, is_late = time.perf_counter(), False
+            begin_s = time.perf_counter()
             self._occupy()
-            for timer in timers:
-                timer.start()
-                is_late |= timer.is_late
-            times = [timer.time_us() for timer in timers]
+            samples = [timer() for timer in timers]
+            is_late, times = any(late for late, _ in samples), [time_us() for _, time_us in samples]
             if not is_late or self._repeating_s <= 0.0:
                 self._fill_graphs = max(self._fill_graphs // 2 if is_late else self._fill_graphs - 1, 1)
                 return times
@@ -573,61 +549,47 @@ _FLUSHES = 3
 _DIGITS = 4
 
 
-class EnergyMeter:
-    """Measures the energy of a launch with NVML's energy counter or, if that is missing, its power readings.
+def energy_meter(timer: Timer, telemetry: Nvml) -> Callable[[Launch, float], dict[str, float | str]]:
+    """Return a function that measures the energy of a launch with NVML's energy counter or, without it, power readings.
 
     Both are of the whole board and are updated about ten times per second, so the candidate is launched back to back
     until a steady power can be determined. With a cold L2 each launch follows a flush, whose energy is measured once by
     itself and subtracted. That NVML reports neither is an `InputError`.
+
+    The function takes a launch and about its time in microseconds. It returns the energy in millijoules and the source
+    of the readings, by their names in `Trial.telemetry`.
     """
+    # Even an idle GPU uses some millijoules in a tenth of a second; a counter that stands still is none.
+    first_mj, begin_s, is_counted = telemetry.energy_mj(), time.perf_counter(), False
+    while first_mj is not None and not is_counted and time.perf_counter() - begin_s < 1.0:
+        is_counted = telemetry.energy_mj() != first_mj
+        if not is_counted:
+            time.sleep(_POLL_S)
+    if not is_counted and telemetry.power_w() is None:
+        raise InputError(
+            "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
+            "and see `autotile doctor`"
+        )
+    flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None  # its time (us) and energy (mJ)
 
-    def __init__(self, timer: Timer, telemetry: Nvml) -> None:
-        self._timer = timer
-        self._telemetry = telemetry
-        # Even an idle GPU uses some millijoules in a tenth of a second; a counter that stands still is none.
-        first_mj, begin_s, is_counted = telemetry.energy_mj(), time.perf_counter(), False
-        while first_mj is not None and not is_counted and time.perf_counter() - begin_s < 1.0:
-            is_counted = telemetry.energy_mj() != first_mj
-            if not is_counted:
-                time.sleep(_POLL_S)
-        if not is_counted and telemetry.power_w() is None:
-            raise InputError(
-                "NVML reports neither the energy nor the power of this GPU; leave the objective energy out, "
-                "and see `autotile doctor`"
-            )
-        self._source: Literal["counter", "power"] = "counter" if is_counted else "power"
-        self._flush: tuple[float, float] | None = (0.0, 0.0) if timer.l2 == "hot" else None
-        """Time of a flush in microseconds and its energy in millijoules; None if not measured yet."""
-
-    def read(self, launch: Launch, time_us: float) -> dict[str, float | str]:
-        """Return the energy of a launch of about ``time_us``, in millijoules, and the source of the readings."""
-        if self._flush is None:
-            flush_us = float(np.median(self._timer.samples(self._timer.flush, _FLUSHES)))
-            self._flush = flush_us, self._energy_mj([self._timer.flush], flush_us)
-        flush_us, flush_mj = self._flush
-        whole_mj = self._energy_mj([self._timer.flush, launch], flush_us + time_us)
-        energy_mj = max(whole_mj - flush_mj, _MIN_SHARE * whole_mj)
-        return {"energy_mj": float(f"{energy_mj:.{_DIGITS}g}"), "energy_source": self._source}
-
-    def _energy_mj(self, step: Sequence[Launch], time_us: float) -> float:
+    def energy_mj(step: Sequence[Launch], time_us: float) -> float:
         last_s, sum_mj = time.perf_counter(), 0.0
 
         def integrated_mj() -> float | None:
             nonlocal last_s, sum_mj
-            now_s, power_w = time.perf_counter(), self._telemetry.power_w()
+            now_s, power_w = time.perf_counter(), telemetry.power_w()
             if power_w is None:
                 return None
             sum_mj += 1e3 * power_w * (now_s - last_s)
             last_s = now_s
             return sum_mj
 
-        read_mj = self._telemetry.energy_mj if self._source == "counter" else integrated_mj
-        run_in_s = _COUNTER_RUN_IN_S if self._source == "counter" else _POWER_RUN_IN_S
+        read_mj, run_in_s = (telemetry.energy_mj, _COUNTER_RUN_IN_S) if is_counted else (integrated_mj, _POWER_RUN_IN_S)
         first: tuple[float, float] | None = None
-        with self._timer.back_to_back(step, time_us) as running:
+        with timer.back_to_back(step, time_us) as (keep_going, mean_us):
             begin_s, before_mj = time.perf_counter(), read_mj()
             while time.perf_counter() - begin_s < _LIMIT_S:
-                running.keep_going()
+                keep_going()
                 now_s, now_mj = time.perf_counter(), read_mj()
                 if now_mj is None or before_mj is None:
                     break
@@ -636,7 +598,19 @@ class EnergyMeter:
                     elapsed_s, used_mj = now_s - first[0], now_mj - first[1]
                     if elapsed_s >= _MIN_WINDOW_S and used_mj >= _MIN_ENERGY_MJ:
                         power_w = 1e-3 * used_mj / elapsed_s
-                        return 1e-3 * power_w * running.end()
+                        return 1e-3 * power_w * mean_us()
                 before_mj = now_mj
                 time.sleep(_POLL_S)
         raise ToolchainError("NVML has stopped updating the energy of the GPU; leave the objective energy out")
+
+    def read(launch: Launch, time_us: float) -> dict[str, float | str]:
+        nonlocal flush
+        if flush is None:
+            flush_us = float(np.median(timer.samples(timer.flush, _FLUSHES)))
+            flush = flush_us, energy_mj([timer.flush], flush_us)
+        whole_mj = energy_mj([timer.flush, launch], flush[0] + time_us)
+        found_mj = max(whole_mj - flush[1], _MIN_SHARE * whole_mj)
+        source = "counter" if is_counted else "power"
+        return {"energy_mj": float(f"{found_mj:.{_DIGITS}g}"), "energy_source": source}
+
+    return read

@@ -21,7 +21,7 @@ from autotile.database.paths import write_output
 from autotile.database.winners import StoredRule, Winner
 from autotile.errors import InputError
 from autotile.exchange.bundle import BundledCubin, BundledKernel, untuned_config
-from autotile.families.family import Leaf, Split
+from autotile.families.family import Split, Tree
 from autotile.families.features import Feature, Traits
 from autotile.kernel.arguments import (
     PROBLEM_DTYPE,
@@ -461,9 +461,9 @@ def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Ite
             case unknown:
                 raise ValueError(f"unsupported kind of feature {unknown!r}")
 
-    def branch(tree: Leaf | Split, indent: str) -> Iterator[str]:
-        if isinstance(tree, Leaf):
-            yield f"{indent}return {{{', '.join(str(configs[number]) for number in tree.order)}}};"
+    def branch(tree: Tree, indent: str) -> Iterator[str]:
+        if not isinstance(tree, Split):
+            yield f"{indent}return {{{', '.join(str(configs[number]) for number in tree)}}};"
             return
         yield f"{indent}if ({value(tree.feature)} <= {float(tree.at_most)!r}) {{  // {tree.feature}"
         yield from branch(tree.then, indent + "    ")
@@ -573,7 +573,7 @@ def write_header(
     configs = {config_key(config): config for config in (*(c.config for c in cubins), untuned)}
     numbers = {key: number for number, key in enumerate(configs)}
     known = [winner for winner in winners if config_key(winner.config) in numbers]
-    proper = [name for name in spec.sizes if name not in spec.flags]
+    proper = spec.proper_sizes
     passed = [argument for argument in spec.arguments if argument.is_passed]
 
     def cpp(expression: Expression) -> str:

@@ -5,7 +5,7 @@ ragged sizes: programs call with 1999 as well as with 2048, and a tile that does
 
 A rule is a few configurations, and a small decision tree over features of a problem that chooses one. It is data that a
 person can read; every part is checked when it is read back, and nothing in it is executed. It is learned from the few
-measured points and from many more problems of the family, with times predicted by a `TimeModel`; what it minimises is
+measured points and from many more problems of the family, with times that `predict_times` expects; what it minimises is
 the mean loss, the time of the served configuration over the fastest known one at the point, minus 1.
 """
 
@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Finite, Format, Name, NonNegative, TimeUs, convert, to_document
-from autotile.core.model import Config, Problem, Resources, config_key, config_text
+from autotile.core.model import Config, Problem, Resources, Sizes, config_key, config_text
 from autotile.core.text import percent_text, plural, sizes_text
 from autotile.errors import DataError, ProblemError
 from autotile.families.features import Feature, Traits
@@ -68,7 +68,7 @@ class Family:
 
     extents: Mapping[str, Extent]
 
-    def __contains__(self, sizes: Mapping[str, int]) -> bool:
+    def __contains__(self, sizes: Sizes) -> bool:
         return sizes.keys() == self.extents.keys() and all(
             sizes[name] in extent for name, extent in self.extents.items()
         )
@@ -197,7 +197,7 @@ _SPREAD_KINDS = ("round", "vector", "odd", "round", "vector", "round", "vector")
 
 
 def select_points(
-    family: Family, count: int, is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True
+    family: Family, count: int, is_possible: Callable[[Sizes], bool] = lambda _: True
 ) -> list[dict[str, int]]:
     """Select the problems of a family to tune, greedily by the mean distance of the family to the nearest point.
 
@@ -224,9 +224,9 @@ def select_points(
 
 def select_points_from(
     family: Family,
-    members: Sequence[Mapping[str, int]],
+    members: Sequence[Sizes],
     count: int,
-    is_possible: Callable[[Mapping[str, int]], bool] = lambda _: True,
+    is_possible: Callable[[Sizes], bool] = lambda _: True,
     weights: Vector | None = None,
 ) -> list[dict[str, int]]:
     """Select points as `select_points` does, among given members, such as those that were recorded.
@@ -257,7 +257,7 @@ def select_points_from(
     return chosen
 
 
-def _position(family: Family, sizes: Mapping[str, int]) -> list[float]:
+def _position(family: Family, sizes: Sizes) -> list[float]:
     """Return coordinates whose absolute differences sum to the distance of two problems, in doublings."""
     found: list[float] = []
     for name, extent in family.extents.items():
@@ -350,13 +350,6 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """The configurations in order of preference: where one is not valid, the next is served."""
-
-    order: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Split:
     """A split: problems whose feature is at most a threshold go to one branch, all others to the other."""
 
@@ -366,13 +359,15 @@ class Split:
     otherwise: Tree
 
 
+Leaf = tuple[int, ...]
+"""Numbers of the configurations in order of preference: where one is not valid, the next is served."""
 Tree = Leaf | Split
 
 
 def tree_to_json(tree: Tree) -> dict[str, Any]:
     """Return the order of a leaf under ``serve``, or the feature, the threshold and the branches of a split."""
-    if isinstance(tree, Leaf):
-        return {"serve": list(tree.order)}
+    if not isinstance(tree, Split):
+        return {"serve": list(tree)}
     branches = {"then": tree_to_json(tree.then), "else": tree_to_json(tree.otherwise)}
     return {"if": tree.feature.to_json(), "at_most": tree.at_most, **branches}
 
@@ -391,7 +386,7 @@ class TreeDocument(msgspec.Struct, forbid_unknown_fields=True):
         if self.serve is not None:
             if sorted(self.serve) != list(range(configs)):
                 raise DataError(f"a leaf serves {self.serve}, expected every number below {configs} once")
-            return Leaf(tuple(self.serve))
+            return tuple(self.serve)
         if self.at_most is None or self.then is None or self.otherwise is None or depth > _MAX_DEPTH:
             raise DataError("a node of the tree is neither a leaf nor a split, or is nested too deeply")
         feature = Feature.from_json(self.feature, sizes, configs)
@@ -468,9 +463,9 @@ class FamilyRule:
     """The rule by which the problems of a family are served, on the device that it was learned on."""
 
     family: Family
-    configs: tuple[RuleConfig, ...]
+    configs: Annotated[tuple[RuleConfig, ...], Meta(min_length=1, max_length=_MAX_CONFIGS)]
     tree: Tree
-    points: tuple[RulePoint, ...]
+    points: Annotated[tuple[RulePoint, ...], Meta(min_length=1)]
 
     @property
     def mean_loss(self) -> float:
@@ -537,22 +532,22 @@ class FamilyRule:
 
         Rules and limits are not checked here: a configuration may be invalid for the problem.
         """
-        if isinstance(self.tree, Leaf):
-            return self.tree.order
+        if not isinstance(self.tree, Split):
+            return self.tree
         configs, resident = [one.config for one in self.configs], [one.blocks_per_sm for one in self.configs]
-        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [problem])).order
+        return find_leaf(self.tree, Traits.of(spec, device, configs, resident, [problem]))
 
-    def nearest_point(self, number: int, sizes: Mapping[str, int], *, won: bool = False) -> RulePoint | None:
+    def nearest_point(self, number: int, sizes: Sizes, *, won: bool = False) -> RulePoint | None:
         """Return the nearest point at which a configuration was timed, or won: is the fastest of the rule's."""
         points = [one for one in self.points if (one.fastest() == number if won else one.times_us[number] is not None)]
         return min(points, key=lambda point: size_distance(point.sizes, sizes), default=None)
 
     def lines(self, tree: Tree | None = None, indent: str = "") -> Iterator[str]:
         """Yield the tree, or the part of it below a node, as text, one line for each split and leaf."""
-        tree = tree or self.tree
-        if isinstance(tree, Leaf):
-            others = f", else {' '.join(f'#{number}' for number in tree.order[1:])}" if tree.order[1:] else ""
-            yield f"{indent}#{tree.order[0]}{others}"
+        tree = self.tree if tree is None else tree
+        if not isinstance(tree, Split):
+            others = f", else {' '.join(f'#{number}' for number in tree[1:])}" if tree[1:] else ""
+            yield f"{indent}#{tree[0]}{others}"
             return
         yield f"{indent}{tree.feature} <= {tree.at_most:g}:"
         yield from self.lines(tree.then, indent + "  ")
@@ -588,23 +583,14 @@ class FamilyRule:
         found = convert(data, Format).format
         if found != _FORMAT:
             raise DataError(f"a rule of format {found!r}, expected {_FORMAT}", field="format")
-        document = convert(data, FamilyRuleDocument)
-        family, configs = Family.from_json(document.family), document.configs
+        rule = convert({**data, "family": Family.from_json(data.get("family")), "tree": ()}, cls)
+        sizes, configs = rule.family.extents.keys(), rule.configs
         if len({config_key(one.config) for one in configs}) < len(configs):
             raise DataError("a configuration is listed twice", field="configs")
-        for point in document.points:
-            if point.sizes.keys() != family.extents.keys() or len(point.times_us) != len(configs):
+        for point in rule.points:
+            if point.sizes.keys() != sizes or len(point.times_us) != len(configs):
                 raise DataError("a point has other sizes than the family, or other configurations", field="points")
-        return cls(family, configs, document.tree.tree(tuple(family.extents), len(configs)), document.points)
-
-
-class FamilyRuleDocument(msgspec.Struct):
-    """JSON of a rule."""
-
-    family: Any
-    configs: Annotated[tuple[RuleConfig, ...], Meta(min_length=1, max_length=_MAX_CONFIGS)]
-    tree: TreeDocument
-    points: Annotated[tuple[RulePoint, ...], Meta(min_length=1)]
+        return replace(rule, tree=convert(data.get("tree"), TreeDocument).tree(tuple(sizes), len(configs)))
 
 
 _REACH_DOUBLINGS = 1.0
@@ -616,7 +602,7 @@ _PRIOR_WEIGHT = 0.3
 """Weight of a residual of zero, relative to the weight of 1 at the point itself."""
 _UNKNOWN_SHARE = 0.1
 """Share of measured points among those nearby, below which a configuration is regarded as hardly known there. This and
-the factor of two in `TimeModel.predict` were chosen on times of some hundred configurations of ``sgemm`` and
+the factor of two in `predict_times` were chosen on times of some hundred configurations of ``sgemm`` and
 ``gemm_mma`` at 64 and 110 sizes on an H200; similar values do about as well."""
 _COMMON_TERMS = 6
 """Number of terms that do not depend on the alignment of the sizes."""
@@ -624,77 +610,69 @@ _MIN_US = 1e-9
 """Minimum of a modelled time, in microseconds."""
 
 
-class TimeModel(NamedTuple):
-    """Expected times of several configurations at problems where they were not measured.
+def fit_times(times_us: Matrix, best_us: Matrix, points: Traits) -> tuple[Matrix, Matrix]:
+    """Fit a model of times by least squares of relative errors, to times of shape (points, configurations).
 
     The model of a launch is a sum of terms with non-negative weights: a constant; the work of the busiest SM (its
     rounds of blocks times the depth, the operations per output); that work again for each size that is not a multiple
     of the vector length; the depth alone (one block whose latency nothing hides); the number of whole waves; waves
-    times depth; and the bytes moved. The residuals at the measured points are interpolated to nearby problems. Measured
-    times bound the result: a problem that is larger in every size does not take less time.
+    times depth; and the bytes moved.
+
+    Where a configuration was not measured (NaN), its time is guessed from its mean ratio to the best time elsewhere.
+    Guesses only decide what the measured times leave undetermined. Every configuration has at least one time;
+    ``best_us`` is the best known one at each point. The result is the weight of each term, in microseconds per unit of
+    the term, shape (configurations, terms), and the logarithm of measured over modelled time, 0 where not measured,
+    shape (points, configurations).
     """
+    from scipy.optimize import nnls  # the import takes 0.1 s, and serving does not need it
 
-    weights: Matrix
-    """Weight of each term, in microseconds per unit of the term, shape (configurations, terms)."""
-    residuals: Matrix
-    """Logarithm of measured over modelled time, 0 where not measured, shape (points, configurations)."""
-    times_us: Matrix
-    """Measured times, NaN where not measured, same shape."""
-    points: Traits
+    known = np.isfinite(times_us)
+    slowdown = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
+    filled = np.where(known, times_us, np.exp(slowdown) * best_us[:, None])
+    trust = np.where(known, 1.0, _GUESS_WEIGHT)
+    weights = []
+    for config in range(times_us.shape[1]):
+        relative = _terms(points, config) * (trust[:, config] / filled[:, config])[:, None]
+        scale = np.maximum(relative.max(axis=0), 1e-300)
+        weights.append(nnls(relative / scale, trust[:, config])[0] / scale)
+    modelled_us = _model_us(points, np.array(weights))
+    residuals = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled_us), 0.0)
+    return np.array(weights), residuals
 
-    @classmethod
-    def fit(cls, times_us: Matrix, best_us: Matrix, traits: Traits) -> TimeModel:
-        """Fit the model by least squares of relative errors, to times of shape (points, configurations).
 
-        Where a configuration was not measured (NaN), its time is guessed from its mean ratio to the best time
-        elsewhere. Guesses only decide what the measured times leave undetermined. Every configuration has at least one
-        time; ``best_us`` is the best known one at each point.
-        """
-        from scipy.optimize import nnls  # the import takes 0.1 s, and serving does not need it
+def predict_times(weights: Matrix, residuals: Matrix, measured_us: Matrix, points: Traits, traits: Traits) -> Matrix:
+    """Return the expected times in microseconds at other problems, shape (problems, configurations).
 
-        known = np.isfinite(times_us)
-        slowdown = np.nanmean(np.log(times_us / best_us[:, None]), axis=0)
-        filled = np.where(known, times_us, np.exp(slowdown) * best_us[:, None])
-        trust = np.where(known, 1.0, _GUESS_WEIGHT)
-        weights = []
-        for config in range(times_us.shape[1]):
-            relative = _terms(traits, config) * (trust[:, config] / filled[:, config])[:, None]
-            scale = np.maximum(relative.max(axis=0), 1e-300)
-            weights.append(nnls(relative / scale, trust[:, config])[0] / scale)
-        modelled_us = _model_us(traits, np.array(weights))
-        residuals = np.where(known, np.log(np.where(known, times_us, 1.0) / modelled_us), 0.0)
-        return cls(np.array(weights), residuals, times_us, traits)
+    Weights and residuals are those of `fit_times` for measured times at points. The residuals are interpolated to
+    nearby problems. Measured times bound the result: a problem that is larger in every size does not take less time.
 
-    def predict(self, traits: Traits) -> Matrix:
-        """Return the expected times in microseconds at other problems, shape (problems, configurations).
-
-        The time of a configuration that was measured at hardly any point nearby is raised by up to a factor of two: a
-        model of one or two times fits them by chance, and among many such models some are far too low.
-        """
-        places, points = (
-            np.stack([np.log2(np.maximum(column, 0.5)) for column in sizes.values()], axis=1)  # flags: 1 doubling apart
-            for sizes in (traits.sizes, self.points.sizes)
-        )
-        nearness = np.exp(-np.abs(places[:, None, :] - points[None, :, :]).sum(axis=2) / _REACH_DOUBLINGS)
-        known = nearness @ np.isfinite(self.times_us)
-        interpolated = nearness @ self.residuals / (known + _PRIOR_WEIGHT)
-        share = known / nearness.sum(axis=1, keepdims=True)
-        expected_us = _model_us(traits, self.weights) * np.exp(interpolated)
-        # Times measured at a larger problem bound from above, at a smaller one from below: the model assumes that two
-        # blocks on an SM take twice the time of one, where they often take hardly more. Where only one of the two
-        # problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
-        aligned = self.weights.copy()
-        aligned[:, _COMMON_TERMS:] = 0.0
-        here, there = (_model_us(each, self.weights) / _model_us(each, aligned) for each in (traits, self.points))
-        smaller, larger = _is_within(traits.sizes, self.points.sizes), _is_within(self.points.sizes, traits.sizes)
-        upper_us, lower_us = np.full_like(expected_us, np.inf), np.zeros_like(expected_us)
-        for point, times_us in enumerate(self.times_us):  # NaN bounds nothing
-            ratio, below, above = here / there[point], smaller[:, point], larger[point]
-            upper_us[below] = np.fmin(upper_us, times_us * np.maximum(ratio, 1.0))[below]
-            lower_us[above] = np.fmax(lower_us, times_us * np.minimum(ratio, 1.0))[above]
-        bounded = np.maximum(np.minimum(expected_us, upper_us), lower_us)
-        bounded = np.where(lower_us > upper_us, expected_us, bounded)  # contradicting bounds are ignored
-        return np.asarray(bounded * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
+    The time of a configuration that was measured at hardly any point nearby is raised by up to a factor of two: a
+    model of one or two times fits them by chance, and among many such models some are far too low.
+    """
+    places, others = (
+        np.stack([np.log2(np.maximum(column, 0.5)) for column in sizes.values()], axis=1)  # flags: 1 doubling apart
+        for sizes in (traits.sizes, points.sizes)
+    )
+    nearness = np.exp(-np.abs(places[:, None, :] - others[None, :, :]).sum(axis=2) / _REACH_DOUBLINGS)
+    known = nearness @ np.isfinite(measured_us)
+    interpolated = nearness @ residuals / (known + _PRIOR_WEIGHT)
+    share = known / nearness.sum(axis=1, keepdims=True)
+    expected_us = _model_us(traits, weights) * np.exp(interpolated)
+    # Times measured at a larger problem bound from above, at a smaller one from below: the model assumes that two
+    # blocks on an SM take twice the time of one, where they often take hardly more. Where only one of the two
+    # problems has aligned sizes, the bound is scaled by the modelled cost of the alignment.
+    aligned = weights.copy()
+    aligned[:, _COMMON_TERMS:] = 0.0
+    here, there = (_model_us(each, weights) / _model_us(each, aligned) for each in (traits, points))
+    smaller, larger = _is_within(traits.sizes, points.sizes), _is_within(points.sizes, traits.sizes)
+    upper_us, lower_us = np.full_like(expected_us, np.inf), np.zeros_like(expected_us)
+    for point, times_us in enumerate(measured_us):  # NaN bounds nothing
+        ratio, below, above = here / there[point], smaller[:, point], larger[point]
+        upper_us[below] = np.fmin(upper_us, times_us * np.maximum(ratio, 1.0))[below]
+        lower_us[above] = np.fmax(lower_us, times_us * np.minimum(ratio, 1.0))[above]
+    bounded = np.maximum(np.minimum(expected_us, upper_us), lower_us)
+    bounded = np.where(lower_us > upper_us, expected_us, bounded)  # contradicting bounds are ignored
+    return np.asarray(bounded * (1.0 + np.exp(-share / _UNKNOWN_SHARE)))
 
 
 def _terms(traits: Traits, config: int) -> Matrix:
@@ -783,7 +761,7 @@ def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], tab
         total = weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
         scores = total / (weights[points].sum() + _PARENT_SHARE)
         if number not in children:
-            return Leaf(tuple(np.argsort(scores, kind="stable").tolist()))
+            return tuple(np.argsort(scores, kind="stable").tolist())
         _, feature, threshold = splits[number]
         then, otherwise = (tree(child, scores) for child in children[number])
         return Split(features[feature], threshold, then, otherwise)
@@ -843,17 +821,11 @@ class TrainingData(NamedTuple):
         return np.asarray(self.times_us / np.nanmin(self.times_us, axis=1, keepdims=True) - 1.0)
 
 
-class LearnedRule(NamedTuple):
-    """A rule over the columns of the training data that were chosen, in the order in which the tree numbers them.
+LearnedRule = tuple[tuple[int, ...], Tree, Vector, Vector]
+"""Columns of the training data that were chosen, in the order in which the tree numbers them; the tree; losses.
 
-    Losses, of shape (points,), are those of the served configuration; those that are held out are of a rule that was
-    learned without the point and without the configurations that only this point proposed, NaN for a single point.
-    """
-
-    chosen: tuple[int, ...]
-    tree: Tree
-    losses: Vector
-    held_out: Vector
+Losses, of shape (points,), are those of the served configuration, and those of a rule that was learned without the
+point and without the configurations that only this point proposed, NaN for a single point."""
 
 
 def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int) -> LearnedRule:
@@ -868,7 +840,7 @@ def learn_rule(data: TrainingData, features: Sequence[Feature], max_configs: int
         rule = _learn_on(data, np.setdiff1d(everywhere, fold), features, max_configs)
         held_out[fold] = _served_losses(data, *rule, fold)
     chosen, tree = _learn_on(data, everywhere, features, max_configs)
-    return LearnedRule(chosen, tree, _served_losses(data, chosen, tree, everywhere), held_out)
+    return chosen, tree, _served_losses(data, chosen, tree, everywhere), held_out
 
 
 def select_configs(losses: Matrix, weights: Vector, max_configs: int) -> list[int]:
@@ -910,7 +882,8 @@ def _learn_on(
     # Of the unmeasured problems, losses that are predicted from these points; NaN where not valid.
     traits, others = data.traits.select(columns.tolist()).rows(points), data.unmeasured.select(columns.tolist())
     best_us = np.nanmin(data.times_us[points], axis=1)
-    predicted_us = TimeModel.fit(data.times_us[np.ix_(points, columns)], best_us, traits).predict(others)
+    times_us = data.times_us[np.ix_(points, columns)]
+    predicted_us = predict_times(*fit_times(times_us, best_us, traits), times_us, traits, others)
     valid = data.is_valid[:, columns]
     least_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
     predicted = np.where(valid, predicted_us / least_us - 1.0, np.nan)
@@ -948,6 +921,6 @@ def _served_losses(data: TrainingData, chosen: Sequence[int], tree: Tree, points
     losses, traits = data.losses[np.ix_(points, np.array(chosen))], data.traits.select(chosen)
     found = []
     for row, point in zip(losses, points, strict=True):
-        order = find_leaf(tree, traits.rows(np.array([point]))).order
+        order = find_leaf(tree, traits.rows(np.array([point])))
         found.append(next((row[number] for number in order if np.isfinite(row[number])), UNSERVED_LOSS))
     return np.array(found)

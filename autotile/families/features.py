@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Name, convert
-from autotile.core.model import Config, Problem, Resources
+from autotile.core.model import Config, Problem, Resources, Sizes
 from autotile.errors import AutotileError, DataError
 from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names, launch_geometry
@@ -178,8 +178,7 @@ class Traits(NamedTuple):
     ) -> Traits:
         """Compute the traits; ``blocks_per_sm`` are the resident blocks of each configuration."""
         table, grids = (SizeColumns(spec, each, problems) for each in (device, without_limit(device)))
-        proper = [name for name in spec.sizes if name not in spec.flags]
-        large_problem = problems[0].at({**problems[0].sizes, **dict.fromkeys(proper, _LARGE_SIZE)})
+        large_problem = problems[0].at({**problems[0].sizes, **dict.fromkeys(spec.proper_sizes, _LARGE_SIZE)})
         large = SizeColumns(spec, without_limit(device), [large_problem])
         return cls(
             sizes={name: column.astype(float) for name, column in table.sizes.items()},
@@ -248,55 +247,51 @@ _UNCOMPILED = Resources(64, 0, 0, 0, 0)
 """Assumed where the compiler's report is not known."""
 
 
-class Tilings:
-    """Tilings of several configurations of a kernel, for the flags and the dtype of a problem.
+def tilings(
+    spec: KernelSpec,
+    device: DeviceProperties,
+    configs: Sequence[Config],
+    resources: Sequence[Resources | None],
+    problem: Problem,
+) -> tuple[Column, Column, list[int]]:
+    """Return the tilings of several configurations of a kernel, for the flags and the dtype of a problem.
 
-    They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known. ``names``
-    are those of the kernel's sizes that are no flags, and ``tiles``, of shape (configurations, sizes), the extent of a
-    tile along each; `UNTILED` where the grid does not depend on it. ``columns``, of shape (configurations, 5), are the
-    blocks of one tile, such as the parts of split-K, those that one SM holds, at least 1, the threads and bytes of
-    shared memory of a block, and the registers of a thread. `blocks_at` evaluates the grids of another form, those of
-    the configurations whose numbers are ``irregular``.
+    They are found from the grids at a few problems; ``resources`` are the compiler's reports, where known. First, of
+    shape (configurations, proper sizes), the extent of a tile along each size; `UNTILED` where the grid does not depend
+    on it. Second, of shape (configurations, 5), the blocks of one tile, such as the parts of split-K, those that one SM
+    holds, at least 1, the threads and bytes of shared memory of a block, and the registers of a thread. Third, the
+    numbers of the configurations whose grids have another form; `blocks_at` evaluates those.
     """
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        device: DeviceProperties,
-        configs: Sequence[Config],
-        resources: Sequence[Resources | None],
-        problem: Problem,
-    ) -> None:
-        self.names = names = tuple(name for name in spec.sizes if name not in spec.flags)
-        count = len(names)
-        tested = [[row[place % len(row)] for place in range(count)] for row in _TESTED]
-        large = [[_LARGE if place == other else 1 for other in range(count)] for place in range(count)]
-        rows_of_sizes = [[1] * count, *large, *tested]
-        usual = {**spec.sizes, **{flag: problem.sizes[flag] for flag in spec.flags}}
-        problems = [problem.at({**usual, **dict(zip(names, row, strict=True))}) for row in rows_of_sizes]
-        together = SizeColumns(spec, without_limit(device), problems)
-        rows = []
-        self.irregular: list[int] = []
-        try:
-            columns = {name: np.array([config[name] for config in configs]).reshape(-1, 1) for name in spec.default}
-            grids = np.broadcast_to(together.blocks(columns), (len(configs), len(problems))).tolist()
-        except AutotileError:  # of some of the configurations, at some of the problems
-            grids = [[blocks_at(spec, device, config, each) for each in problems] for config in configs]
-        for number, (config, compiled, blocks) in enumerate(zip(configs, resources, grids, strict=True)):
-            units = blocks[0]
-            tiles = [_LARGE * units / each if each > units else UNTILED for each in blocks[1 : count + 1]]
-            counts = [[-(-size // tile) for size, tile in zip(row, tiles, strict=True)] for row in tested]
-            if any(float(np.prod(row)) * units != each for row, each in zip(counts, blocks[count + 1 :], strict=True)):
-                self.irregular.append(number)
-            used, resident, threads, smem_bytes = compiled or _UNCOMPILED, 1, 128, 0
-            with suppress(AutotileError):  # it may be launched at other sizes
-                geometry = launch_geometry(spec, config, problem.at(usual), device)
-                resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
-                threads, smem_bytes = geometry.threads, geometry.dynamic_smem_bytes + used.static_smem_bytes
-            rows.append([*tiles, units, resident, threads, smem_bytes, used.registers])
-        table: Column = np.array(rows, float).reshape(len(rows), count + TILING_COLUMNS)
-        self.tiles: Column = table[:, :count]
-        self.columns: Column = table[:, count:]
+    count = len(spec.proper_sizes)
+    tested = [[row[place % len(row)] for place in range(count)] for row in _TESTED]
+    large = [[_LARGE if place == other else 1 for other in range(count)] for place in range(count)]
+    usual = {**spec.sizes, **{flag: problem.sizes[flag] for flag in spec.flags}}
+    problems = [
+        problem.at({**usual, **dict(zip(spec.proper_sizes, row, strict=True))})
+        for row in ([1] * count, *large, *tested)
+    ]
+    together = SizeColumns(spec, without_limit(device), problems)
+    rows = []
+    irregular: list[int] = []
+    try:
+        columns = {name: np.array([config[name] for config in configs]).reshape(-1, 1) for name in spec.default}
+        grids = np.broadcast_to(together.blocks(columns), (len(configs), len(problems))).tolist()
+    except AutotileError:  # of some of the configurations, at some of the problems
+        grids = [[blocks_at(spec, device, config, each) for each in problems] for config in configs]
+    for number, (config, compiled, blocks) in enumerate(zip(configs, resources, grids, strict=True)):
+        units = blocks[0]
+        tiles = [_LARGE * units / each if each > units else UNTILED for each in blocks[1 : count + 1]]
+        counts = [[-(-size // tile) for size, tile in zip(row, tiles, strict=True)] for row in tested]
+        if any(float(np.prod(row)) * units != each for row, each in zip(counts, blocks[count + 1 :], strict=True)):
+            irregular.append(number)
+        used, resident, threads, smem_bytes = compiled or _UNCOMPILED, 1, 128, 0
+        with suppress(AutotileError):  # it may be launched at other sizes
+            geometry = launch_geometry(spec, config, problem.at(usual), device)
+            resident = max(compiled_occupancy(geometry, used, device).blocks_per_sm, 1)
+            threads, smem_bytes = geometry.threads, geometry.dynamic_smem_bytes + used.static_smem_bytes
+        rows.append([*tiles, units, resident, threads, smem_bytes, used.registers])
+    table: Column = np.array(rows, float).reshape(len(rows), count + TILING_COLUMNS)
+    return table[:, :count], table[:, count:], irregular
 
 
 def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, problem: Problem) -> float:
@@ -311,13 +306,12 @@ def blocks_at(spec: KernelSpec, device: DeviceProperties, config: Config, proble
         return 1.0
 
 
-def array_extents(spec: KernelSpec, flags: Mapping[str, int]) -> dict[str, tuple[int | None, ...]]:
+def array_extents(spec: KernelSpec, flags: Sizes) -> dict[str, tuple[int | None, ...]]:
     """Return, for each array of a kernel, which of the sizes each extent is; None where it is none of them.
 
     Sizes are counted in the order of the kernel's file, without flags.
     """
-    proper = [name for name in spec.sizes if name not in spec.flags]
-    distinct = {name: 10007 + 2 * place for place, name in enumerate(proper)}
+    distinct = {name: 10007 + 2 * place for place, name in enumerate(spec.proper_sizes)}
     places = {value: place for place, value in enumerate(distinct.values())}
     names = {**spec.at({**spec.sizes, **flags, **distinct}).names, **spec.default}
     found: dict[str, tuple[int | None, ...]] = {}

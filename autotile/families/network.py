@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -26,9 +26,15 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.documents import convert
+from autotile.core.dtypes import Array
 from autotile.errors import DataError
 
 Matrix = NDArray[np.float32]
+Predict = Callable[[Matrix, Matrix], tuple[Matrix, Matrix]]
+"""Predicts some items: returns mean and spread over the networks, half of their range, each of shape (items,).
+
+It takes the inputs of the problem, of shape (problem inputs,) for one problem of all items, or (problem inputs, items),
+and those of the pairs, of shape (pair inputs, items)."""
 
 _MEMBERS = 2
 """Networks of an ensemble."""
@@ -55,7 +61,7 @@ class Inputs(NamedTuple):
     pair: Matrix
     number: NDArray[np.int64]
 
-    def rows(self, chosen: NDArray[Any]) -> Inputs:
+    def rows(self, chosen: Array) -> Inputs:
         """Return some of the rows."""
         return Inputs(self.problem[chosen], self.item[chosen], self.pair[chosen], self.number[chosen])
 
@@ -124,7 +130,7 @@ class Ensemble:
 
     def predict(self, inputs: Inputs) -> tuple[Matrix, Matrix]:
         """Return mean and spread of the predictions for rows, each of shape (rows,)."""
-        return Prepared(self.arrays, inputs.number, inputs.item).predict(inputs.problem.T, inputs.pair.T)
+        return prepare(self.arrays, inputs.number, inputs.item)(inputs.problem.T, inputs.pair.T)
 
     def to_json(self) -> dict[str, Any]:
         """Return the arrays as base64 of little-endian single-precision numbers, with their dimensions."""
@@ -163,11 +169,11 @@ class _EnsembleDocument(msgspec.Struct):
     arrays: Annotated[dict[str, Annotated[str, Meta(max_length=2**23)]], Meta(max_length=64)]
 
 
-def _encoded(array: NDArray[Any], kind: str) -> str:
+def _encoded(array: Array, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(array, kind).tobytes()).decode()
 
 
-def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> NDArray[Any]:
+def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> Array:
     try:
         values = np.frombuffer(base64.b64decode(text, validate=True), kind).reshape(shape)
     except ValueError:
@@ -177,56 +183,53 @@ def _decoded(text: str, kind: str, shape: Sequence[int], name: str) -> NDArray[A
     return values
 
 
-class Prepared:
-    """An ensemble for items of given numbers and inputs, a row for each: what does not depend on the problem."""
+def prepare(arrays: Mapping[str, Matrix], items: NDArray[np.int64], item_inputs: Matrix) -> Predict:
+    """Return the predictions of an ensemble for items of given numbers and inputs, a row for each.
 
-    def __init__(self, arrays: Mapping[str, Matrix], items: NDArray[np.int64], item_inputs: Matrix) -> None:
-        a = arrays
-        own = ((item_inputs - a["item_center"]) * a["item_scale"]).astype(np.float32)
-        hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
-        direct = a["item_out"] @ own.T + a["bias"][:, items]
-        self._members, _, width = a["problem_in"].shape
-        rows = self._members * width
-        first = np.concatenate([hidden.transpose(0, 2, 1).reshape(rows, len(items)), direct])
-        weights = []
-        for name in ("problem", "pair"):
-            inner = a[f"{name}_in"].transpose(0, 2, 1).reshape(rows, len(a[f"{name}_scale"]))
-            weights.append(np.concatenate([inner, a[f"{name}_out"]]) * a[f"{name}_scale"])
-            first = first - (weights[-1] @ a[f"{name}_center"])[:, None]
-        self._first: Matrix = first
-        """Part of the items in the first layer and, in the last rows, in the result; a column for each item."""
-        self._problem_in, self._pair_in = weights
-        self._middle = np.ascontiguousarray(a["middle"].transpose(0, 2, 1))
-        self._second_bias = a["second_bias"][:, :, None].copy()
-        self._out = np.ascontiguousarray(a["out"][:, None, :])
+    What does not depend on the problem is computed here.
+    """
+    a = arrays
+    own = ((item_inputs - a["item_center"]) * a["item_scale"]).astype(np.float32)
+    hidden = own @ a["item_in"] + a["offset"][:, items] + a["first_bias"][:, None]
+    direct = a["item_out"] @ own.T + a["bias"][:, items]
+    members, _, width = a["problem_in"].shape
+    rows = members * width  # of the first layer, a column for each item; then one for each result
+    first: Matrix = np.concatenate([hidden.transpose(0, 2, 1).reshape(rows, len(items)), direct])
+    weights = []
+    for name in ("problem", "pair"):
+        inner = a[f"{name}_in"].transpose(0, 2, 1).reshape(rows, len(a[f"{name}_scale"]))
+        weights.append(np.concatenate([inner, a[f"{name}_out"]]) * a[f"{name}_scale"])
+        first = first - (weights[-1] @ a[f"{name}_center"])[:, None]
+    problem_in, pair_in = weights
+    middle = np.ascontiguousarray(a["middle"].transpose(0, 2, 1))
+    second_bias = a["second_bias"][:, :, None].copy()
+    out = np.ascontiguousarray(a["out"][:, None, :])
+    share, half = np.float32(1.0 / members), np.float32(0.5)
 
-    def predict(self, problem: Matrix, pair: Matrix) -> tuple[Matrix, Matrix]:
-        """Return mean and spread over the networks, half of their range, each of shape (items,).
+    def values_of(problem: Matrix, pair: Matrix, block: slice) -> Matrix:
+        """Return the value of each network for some of the items, shape (members, items)."""
+        sums = pair_in @ pair[:, block]
+        sums += first[:, block]
+        of_problem = problem_in @ problem
+        sums += of_problem[:, None] if of_problem.ndim == 1 else of_problem
+        hidden = sums[:-members]
+        np.maximum(hidden, 0.0, out=hidden)
+        second = middle @ hidden.reshape(members, -1, hidden.shape[1])
+        second += second_bias
+        np.maximum(second, 0.0, out=second)
+        values: Matrix = (out @ second)[:, 0]
+        values += sums[-members:]
+        return values
 
-        ``problem`` has shape (problem inputs,) for one problem of all items, or (problem inputs, items); ``pair`` has
-        shape (pair inputs, items).
-        """
+    def predict(problem: Matrix, pair: Matrix) -> tuple[Matrix, Matrix]:
         starts = range(0, pair.shape[1], _BLOCK)
         blocks = [slice(start, start + _BLOCK) for start in starts] if len(starts) > 1 else [slice(None)]
-        found = [self._values(problem if problem.ndim == 1 else problem[:, block], pair, block) for block in blocks]
+        found = [values_of(problem if problem.ndim == 1 else problem[:, block], pair, block) for block in blocks]
         values = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
         highest, lowest = np.maximum.reduce(values), np.minimum.reduce(values)
-        return np.add.reduce(values) * np.float32(1.0 / self._members), (highest - lowest) * np.float32(0.5)
+        return np.add.reduce(values) * share, (highest - lowest) * half
 
-    def _values(self, problem: Matrix, pair: Matrix, block: slice) -> Matrix:
-        """Return the value of each network for some of the items, shape (members, items)."""
-        sums = self._pair_in @ pair[:, block]
-        sums += self._first[:, block]
-        of_problem = self._problem_in @ problem
-        sums += of_problem[:, None] if of_problem.ndim == 1 else of_problem
-        hidden = sums[: -self._members]
-        np.maximum(hidden, 0.0, out=hidden)
-        second = self._middle @ hidden.reshape(self._members, -1, hidden.shape[1])
-        second += self._second_bias
-        np.maximum(second, 0.0, out=second)
-        values: Matrix = (self._out @ second)[:, 0]
-        values += sums[-self._members :]
-        return values
+    return predict
 
 
 def _train(
@@ -334,18 +337,18 @@ class Neighbours:
     ``weights``, shape (problems, inputs).
     """
 
-    def __init__(self, points: NDArray[Any], errors: NDArray[Any], items: NDArray[Any], weights: NDArray[Any]) -> None:
+    def __init__(self, points: Array, errors: Array, items: Array, weights: Array) -> None:
         self.points: NDArray[np.float16] = points.astype(np.float16)
         self.errors: NDArray[np.float16] = errors.astype(np.float16)
         self.items: NDArray[np.int16] = items.astype(np.int16)
         self.weights: Matrix = weights.astype(np.float32)
         self._used = np.flatnonzero(weights)
         """The inputs that are not left out."""
-        self._groups: dict[int, _SortedPoints] = {}
-        """The points of each item."""
+        self._nearest: dict[int, Callable[[Matrix], list[tuple[float, float]]]] = {}
+        """Search among the points of each item."""
         for item in sorted(set(items.tolist())):  # `numpy.unique` would import `numpy.ma`, which takes 7 ms
             own, of_item = self.points[items == item][:, self._used], self.errors[items == item]
-            self._groups[item] = _SortedPoints(own.astype(np.float32), of_item.astype(np.float32))
+            self._nearest[item] = _finder(own.astype(np.float32), of_item.astype(np.float32))
 
     @classmethod
     def fit(cls, inputs: Matrix, errors: NDArray[np.float64], items: NDArray[np.int64], sizes: int) -> Neighbours:
@@ -363,10 +366,10 @@ class Neighbours:
 
     def look_up(self, problem: Matrix, item: int) -> tuple[float, float]:
         """Return the expected error of an item at a problem, and the deviation of the nearest errors, in doublings."""
-        group = self._groups.get(item)
-        if group is None:
+        nearest = self._nearest.get(item)
+        if nearest is None:
             return 0.0, 1.0
-        found = group.nearest((problem * self.weights)[self._used])
+        found = nearest((problem * self.weights)[self._used])
         weighted = [(1.0 / (distance + _SOFTENING), error) for distance, error in found]
         total = sum([weight for weight, _ in weighted])
         mean = sum([weight * error for weight, error in weighted]) / total
@@ -389,43 +392,40 @@ class Neighbours:
         return cls(**arrays)
 
 
-class _SortedPoints:
-    """Points in the order of the input that varies most, so that the nearest are sought among those alike in it.
+def _finder(points: Matrix, errors: Matrix) -> Callable[[Matrix], list[tuple[float, float]]]:
+    """Return a function that finds the squared distance and the error of the nearest points within a window.
 
-    ``points`` have shape (points, inputs), and ``errors`` (points,).
+    ``points`` have shape (points, inputs), ``errors`` (points,); the function takes a place of shape (inputs,). Points
+    are kept in the order of the input that varies most, so that the nearest are sought among those alike in it.
     """
+    along = int(points.std(axis=0).argmax()) if points.size else 0
+    order = points[:, along].argsort(kind="stable") if points.size else np.arange(len(points))
+    columns = np.ascontiguousarray(points[order].T)
+    coordinates: list[float] = columns[along].tolist() if points.size else [0.0] * len(points)
+    doubled: Matrix = np.float32(-2.0) * columns
+    squares: Matrix = np.square(columns).sum(axis=0)
+    sorted_errors = errors[order]
 
-    def __init__(self, points: Matrix, errors: Matrix) -> None:
-        self._along = int(points.std(axis=0).argmax()) if points.size else 0
-        order = points[:, self._along].argsort(kind="stable") if points.size else np.arange(len(points))
-        columns = np.ascontiguousarray(points[order].T)
-        self._coordinates: list[float] = columns[self._along].tolist() if points.size else [0.0] * len(points)
-        """The value of that input at each point, in ascending order."""
-        self._columns: Matrix = np.float32(-2.0) * columns
-        """-2 times the inputs of the points, shape (inputs, points)."""
-        self._squares: Matrix = np.square(columns).sum(axis=0)
-        """Squared length of each, shape (points,)."""
-        self._errors = errors[order]
-
-    def nearest(self, place: Matrix) -> list[tuple[float, float]]:
-        """Return the squared distance and the error of each of the nearest points within a window, in any order."""
-        middle = float(place[self._along]) if place.size else 0.0
-        first = bisect_left(self._coordinates, middle - _WINDOW)
-        near = slice(first, bisect_right(self._coordinates, middle + _WINDOW))
+    def nearest(place: Matrix) -> list[tuple[float, float]]:
+        middle = float(place[along]) if place.size else 0.0
+        first = bisect_left(coordinates, middle - _WINDOW)
+        near = slice(first, bisect_right(coordinates, middle + _WINDOW))
         square = float(place @ place)
         found: list[tuple[float, float]] = []
         for among in (near, slice(None)):
-            distances = place @ self._columns[:, among]
-            distances += self._squares[among]
-            nearest = _smallest(distances)
-            pairs = zip(distances[nearest].tolist(), self._errors[among][nearest].tolist(), strict=True)
+            distances = place @ doubled[:, among]
+            distances += squares[among]
+            smallest = _smallest(distances)
+            pairs = zip(distances[smallest].tolist(), sorted_errors[among][smallest].tolist(), strict=True)
             found = [(max(distance + square, 0.0), error) for distance, error in pairs]
             if len(found) == _NEAREST:
                 break
         return found
 
+    return nearest
 
-def _smallest(values: NDArray[Any]) -> NDArray[np.int64]:
+
+def _smallest(values: Array) -> NDArray[np.int64]:
     """Return the positions of the smallest values, in any order."""
     few = values[::_SAMPLED]
     if len(few) < _NEAREST:

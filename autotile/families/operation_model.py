@@ -16,24 +16,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Format, Name, convert, to_document
-from autotile.core.model import Config, Problem, Resources, Value, config_key
+from autotile.core.forks import cached_property
+from autotile.core.model import Config, Problem, Resources, Sizes, config_key
 from autotile.core.text import plural
 from autotile.errors import DataError, InputError
-from autotile.families.features import TILING_COLUMNS, UNTILED, Column, Tilings, array_extents, blocks_at
-from autotile.families.network import Ensemble, Inputs, Neighbours, Prepared
+from autotile.families.features import TILING_COLUMNS, UNTILED, Column, array_extents, blocks_at, tilings
+from autotile.families.network import Ensemble, Inputs, Neighbours, prepare
+from autotile.kernel.expressions import Expression
 from autotile.kernel.launch import fixed_names
 from autotile.kernel.spec import KernelSpec
-from autotile.space.limits import Limit, check_config, demand_of, limit_violation, limits_of
+from autotile.space.limits import Limit, check_config, demand_of, limits_of
 
 _MAX_ALIGNMENT = 4
 """Doublings of alignment beyond which it does not matter: 16 elements."""
@@ -49,8 +50,10 @@ _MANY_ROUNDS = 4.0
 
 Vector = NDArray[np.float32]
 Times = NDArray[np.float64]
-KernelSizes = Mapping[str, Mapping[str, int]]
+KernelSizes = Mapping[str, Sizes]
 """Sizes and flags of a problem by the names of each kernel that computes it."""
+Specs = Mapping[str, KernelSpec]
+"""Kernels by name."""
 CandidateKey = tuple[str, str]
 """Name of a kernel or library, and `config_key` of its configuration."""
 
@@ -111,16 +114,16 @@ class ModelInputs:
         self,
         vocabulary: Vocabulary,
         candidates: Sequence[ModelCandidate],
-        specs: Mapping[str, KernelSpec],
+        specs: Specs,
         device: DeviceProperties,
         *,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         kernels: KernelSizes,
         dtype: str,
     ) -> None:
         numbers: list[int] = []
         source: list[int] = []
-        found: list[Tilings] = []
+        columns = [np.zeros((0, TILING_COLUMNS))]
         tiles = np.full((len(candidates), len(vocabulary.sizes)), UNTILED)
         self._irregular: list[tuple[int, KernelSpec, Config]] = []
         """Configurations whose grid is no tiling, by position."""
@@ -129,15 +132,16 @@ class ModelInputs:
             own = [n for n in of_kernel if is_declared(specs[name], candidates[n].config)]
             configs = [candidates[n].config for n in own]
             problem = Problem(name, kernels[name], dtype)
-            tilings = Tilings(specs[name], device, configs, [candidates[n].resources for n in own], problem)
-            self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in tilings.irregular]
-            width = min(tiles.shape[1], tilings.tiles.shape[1])
-            tiles[len(numbers) : len(numbers) + len(own), :width] = tilings.tiles[:, :width]
-            found.append(tilings)
+            resources = [candidates[n].resources for n in own]
+            of_sizes, of_grids, irregular = tilings(specs[name], device, configs, resources, problem)
+            self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in irregular]
+            width = min(tiles.shape[1], of_sizes.shape[1])
+            tiles[len(numbers) : len(numbers) + len(own), :width] = of_sizes[:, :width]
+            columns.append(of_grids)
             numbers += own
             source += [place] * len(own)
         tiles = tiles[: len(numbers)]
-        columns = np.concatenate([np.zeros((0, TILING_COLUMNS)), *(one.columns for one in found)])
+        quantities = np.concatenate(columns)
         first = next(iter(kernels), None)
         extents = array_extents(specs[first], kernels[first]) if first is not None else {}
         log2_tiles = np.log2(tiles)
@@ -146,9 +150,9 @@ class ModelInputs:
         covering[np.arange(len(numbers)), np.array(source, np.int64)] = is_tiled
         self.vocabulary = vocabulary
         self.numbers: NDArray[np.int64] = np.array(numbers, np.int64)
-        self.item_inputs = _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, columns)
+        self.item_inputs = _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, quantities)
         self._flags = tuple(float(sizes[name]) for name in vocabulary.flags)
-        self._names = tuple((name, tilings.names) for name, tilings in zip(kernels, found, strict=True))
+        self._names = tuple((name, specs[name].proper_sizes) for name in kernels)
         """Name of each kernel and of its sizes."""
         self._source: NDArray[np.int64] = np.array(source, np.int64)
         """Position of each configuration's kernel."""
@@ -159,14 +163,14 @@ class ModelInputs:
         """Matrix of 1 for each size of its kernel that a configuration tiles: (configurations, kernels x sizes)."""
         self._log2_tile: Vector = (is_tiled * log2_tiles).sum(axis=1).astype(np.float32)
         """Logarithm of the outputs of a tile."""
-        self._units: Vector = columns[:, 0].astype(np.float32)
-        resident = np.stack([np.ones(len(numbers)), columns[:, 1]])
+        self._units: Vector = quantities[:, 0].astype(np.float32)
+        resident = np.stack([np.ones(len(numbers)), quantities[:, 1]])
         self._slots: Vector = device.sm_count * resident.astype(np.float32)
         """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
         self._extents = tuple(extents.get(name, ()) for name in vocabulary.arrays)
         """Extents of each array of the first kernel, as positions of its sizes."""
 
-    def of_problem(self, sizes: Mapping[str, int], kernels: KernelSizes) -> Vector:
+    def of_problem(self, sizes: Sizes, kernels: KernelSizes) -> Vector:
         """Return the inputs of a problem, shape (problem inputs,)."""
         values = [sizes[name] for name in self.vocabulary.sizes]
         own: Sequence[int] = ()
@@ -235,51 +239,54 @@ def _item_inputs(
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-class KernelRules:
-    """The rules and limits of a kernel for given flags, parted so that candidates are checked quickly.
+IsValid = Callable[[int, Config], bool]
+"""Tells whether a configuration, at a position among the candidates, is valid for a problem."""
 
-    ``problem`` is any of these flags; ``fixed`` holds ``device.*`` by name, and ``of_problem`` the rules about sizes
-    and flags alone, which hold for all configurations or for none.
+
+def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Callable[[Problem], IsValid | None]:
+    """Return a function of a problem that returns the check of configurations against a kernel's rules and limits.
+
+    That is None where no configuration is valid.
+    ``problem`` is any of the same flags. The rules are parted so that candidates are checked quickly: those about sizes
+    and flags hold for all configurations or for none, those about parameters and flags for all sizes or for none.
     """
+    names = fixed_names(spec, problem, device)
+    of_device = {name: value for name, value in names.items() if name.startswith("device.")}
+    proper = set(spec.proper_sizes)
+    of_problem: list[Expression] = []
+    of_config: list[Expression] = []
+    of_pair: list[Expression] = []
+    for rule in (rule.expression for rule in spec.rules):
+        kind = of_problem if rule.names <= names.keys() else of_config if rule.names.isdisjoint(proper) else of_pair
+        kind.append(rule)
+    sized: list[Limit] = []
+    others: list[Limit] = []
+    for limit in limits_of(spec):
+        is_sized = any(not part.names.isdisjoint(proper) for part in limit.expressions(spec))
+        (sized if is_sized else others).append(limit)
+    known: dict[tuple[int, str], bool] = {}  # of the rules and limits that do not depend on sizes, by element type
 
-    def __init__(self, spec: KernelSpec, problem: Problem, device: DeviceProperties) -> None:
-        names = fixed_names(spec, problem, device)
-        proper = spec.sizes.keys() - set(spec.flags)
-        rules = [rule.expression for rule in spec.rules]
-        limits = limits_of(spec)
-        sized = {one.name for one in limits if any(not part.names.isdisjoint(proper) for part in one.expressions(spec))}
-        self._spec, self._device = spec, device
-        self.fixed = {name: value for name, value in names.items() if name.startswith("device.")}
-        self.of_problem = [rule for rule in rules if rule.names <= names.keys()]
-        others = [rule for rule in rules if not rule.names <= names.keys()]
-        self._of_pair = [rule for rule in others if not rule.names.isdisjoint(proper)]
-        self._of_config = [rule for rule in others if rule.names.isdisjoint(proper)]
-        """Rules about parameters and flags alone, which hold for all sizes or for none; those above depend on both."""
-        self._pair_limits = tuple(limit for limit in limits if limit.name in sized)
-        self._config_limits = tuple(limit for limit in limits if limit.name not in sized)
-        """Limits that do not depend on the sizes; those above do."""
-        self._valid: dict[tuple[int, str], bool] = {}
-        """Whether a configuration meets the rules and limits that do not depend on the sizes, by its position and the
-        element type."""
+    def check_of(problem: Problem) -> IsValid | None:
+        of_sizes = {**of_device, **problem.names}
+        if not all(rule.value(of_sizes) for rule in of_problem):
+            return None
 
-    def are_met(self, number: int, config: Config, problem: Problem, names: Mapping[str, Value]) -> bool:
-        """Return True if a configuration, at a position, is valid for a problem that meets the rules of problems.
+        def is_valid(number: int, config: Config) -> bool:
+            if spec.computed:
+                return not check_config(spec, config, problem, device)
+            names = {**of_sizes, **config}
+            demand = demand_of(spec, names, problem)
+            own = known.get((number, problem.dtype))
+            if own is None:
+                own = all(rule.value(names) for rule in of_config) and all(one.fits(demand, device) for one in others)
+                known[number, problem.dtype] = own
+            if not own or not all(rule.value(names) for rule in of_pair):
+                return False
+            return all(one.fits(demand, device) for one in sized)
 
-        ``names`` are the values of all names that no parameter determines.
-        """
-        spec, device = self._spec, self._device
-        if spec.computed:
-            return not check_config(spec, config, problem, device)
-        names = {**names, **config}
+        return is_valid
 
-        def within(limits: tuple[Limit, ...]) -> bool:
-            return not limit_violation(demand_of(spec, names, problem), device, limits)
-
-        valid = self._valid.get((number, problem.dtype))
-        if valid is None:
-            meets_own = all(rule.value(names) for rule in self._of_config)
-            valid = self._valid[number, problem.dtype] = meets_own and within(self._config_limits)
-        return valid and all(rule.value(names) for rule in self._of_pair) and within(self._pair_limits)
+    return check_of
 
 
 def is_declared(spec: KernelSpec, config: Config) -> bool:
@@ -300,12 +307,8 @@ _MAX_CANDIDATES = 512
 _MAX_DOUBT = 100.0
 
 
-class MeasuredProblem(NamedTuple):
-    """Sizes and flags of an operation, and the time in microseconds of each measured candidate, by its key."""
-
-    sizes: Mapping[str, int]
-    kernels: KernelSizes
-    times_us: Mapping[CandidateKey, float]
+MeasuredProblem = tuple[Sizes, KernelSizes, Mapping[CandidateKey, float]]
+"""Sizes and flags of an operation, those of each kernel, and the time in microseconds of each measured candidate."""
 
 
 class Expected(NamedTuple):
@@ -324,37 +327,48 @@ Doubt = tuple[float, float]
 and for each doubling by which they differ. The two are added in squares."""
 
 
+Ranked = tuple[list[int], list[int], Callable[[int], Expected]]
+"""Positions of configurations, and of libraries, the one that is expected to be fastest first; what is expected of
+each."""
+_Ready = tuple[
+    tuple[ModelCandidate, ...],
+    Callable[[Sizes, KernelSizes], Ranked],
+    Mapping[str, Callable[[Problem], IsValid | None]],
+]
+"""Candidates for problems of given flags and kernels, a function that ranks them, valid or not, and the `validity` of
+each kernel."""
+
+
 @dataclass(frozen=True)
 class OperationModel:
     """The model of an operation, for one element type and GPU."""
 
-    operation: str
-    dtype: str
-    gpu_name: str
+    operation: Name
+    dtype: Name
+    gpu_name: Name
     vocabulary: Vocabulary
-    ranges: Mapping[str, tuple[int, int]]
+    ranges: Annotated[Mapping[Name, tuple[Count, Count]], Meta(max_length=64)]
     """Smallest and largest measured value of each size and flag."""
-    candidates: tuple[ModelCandidate, ...]
+    candidates: Annotated[tuple[ModelCandidate, ...], Meta(min_length=1, max_length=_MAX_CANDIDATES)]
     """Configurations of kernels, then libraries."""
-    kernels: Ensemble | None = None
-    libraries: Ensemble | None = None
+    kernels: Ensemble | None
+    libraries: Ensemble | None
     """Networks of the two; None where there is none."""
-    doubts: Mapping[str, Doubt] = field(default_factory=dict)
+    doubts: Annotated[Mapping[Name, Doubt], Meta(max_length=64)]
     """Doubt by the name of the kernel or library."""
-    confidence: float = 0.0
+    confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
     """Standard deviations of doubt by which a kernel must be expected to be faster than a library to be preferred."""
     library_errors: Neighbours | None = None
     """Errors of the networks of libraries at measured problems; None where there are none."""
-    verified: bool = True
+    verified: bool = False
     """Whether each configuration was verified at the ragged sizes, too, before it was timed; those that earlier
     versions learned were not."""
-    _ready: dict[tuple[object, ...], _Ready] = field(default_factory=dict, compare=False, repr=False)
 
     def choose(
         self,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         kernels: KernelSizes,
-        specs: Mapping[str, KernelSpec],
+        specs: Specs,
         device: DeviceProperties,
         *,
         libraries: Collection[str] = (),
@@ -372,29 +386,31 @@ class OperationModel:
         configuration must meet the limits of the device, be valid for ``dtype``, the element type of the problem if it
         is another than the model's, and be one that ``accepts``. Fewer than ``count`` are returned where fewer are.
         """
-        ranking = self.rank(sizes, kernels, specs, device, libraries=libraries)
-        ready = ranking.ready
-        if count == 1 and (library := ranking.unrivalled_library(self.confidence)) is not None:
-            return [library]
-        problems: dict[str, tuple[Problem, dict[str, Value]] | None] = {}
+        candidates, rank, rules = self._prepared(sizes, kernels, specs, device, libraries)
+        configurations, listed, expected = rank(sizes, kernels)
+        others = [expected(number) for number in listed]
+        if count == 1 and others:  # the library, if no configuration, valid or not, can be faster with confidence
+            for one in map(expected, configurations):
+                lead = math.log(others[0].time_us / one.time_us)
+                if lead > self.confidence * math.hypot(one.doubt, others[0].doubt):
+                    break
+                if lead <= self.confidence * others[0].doubt:  # the others are slower still
+                    return others[:1]
+            else:
+                return others[:1]
+        checks: dict[str, IsValid | None] = {}
         own: list[Expected] = []
-        others: list[Expected] = []
-        for number in ranking.order:
-            one = ready.candidates[number]
-            if one.is_library:
-                others.append(ranking.expected(number))
-            elif len(own) < count and (accepts is None or accepts(one)):
-                rules = ready.rules[one.kernel]
-                if one.kernel not in problems:  # None if no configuration is valid
-                    problem = Problem(one.kernel, kernels[one.kernel], dtype or self.dtype)
-                    names = {**rules.fixed, **problem.names}
-                    is_possible = all(rule.value(names) for rule in rules.of_problem)
-                    problems[one.kernel] = (problem, names) if is_possible else None
-                known = problems[one.kernel]
-                if known is not None and rules.are_met(number, one.config, *known):
-                    own.append(ranking.expected(number))
-            if len(own) == count and len(others) == len(ready.libraries):
+        for number in configurations:
+            if len(own) == count:
                 break
+            candidate = candidates[number]
+            if accepts is None or accepts(candidate):
+                name = candidate.kernel
+                if name not in checks:
+                    checks[name] = rules[name](Problem(name, kernels[name], dtype or self.dtype))
+                is_valid = checks[name]
+                if is_valid is not None and is_valid(number, candidate.config):
+                    own.append(expected(number))
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
             first, library = own[0], others[0]
@@ -405,56 +421,83 @@ class OperationModel:
 
     def rank(
         self,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         kernels: KernelSizes,
-        specs: Mapping[str, KernelSpec],
+        specs: Specs,
         device: DeviceProperties,
         *,
         libraries: Collection[str] = (),
-    ) -> Ranking:
-        """Return all candidates in the order of their expected times, whether valid or not; arguments as `choose`."""
+    ) -> Ranked:
+        """Return the candidates that `choose` knows in their order, whether valid or not; arguments are as there."""
+        return self._prepared(sizes, kernels, specs, device, libraries)[1](sizes, kernels)
+
+    _ready = cached_property[dict[tuple[object, ...], _Ready]](lambda self: {})
+    """Prepared networks and rules by the device, the flags, the kernels and the libraries."""
+
+    def _prepared(
+        self, sizes: Sizes, kernels: KernelSizes, specs: Specs, device: DeviceProperties, libraries: Collection[str]
+    ) -> _Ready:
+        """Prepare the networks, and the rules of the kernels, for problems of the same flags and kernels."""
         kernels = {name: own for name, own in kernels.items() if name in self.vocabulary.members}
         key = (device.name, *(sizes[name] for name in self.vocabulary.flags), *kernels, *libraries)
-        ready = self._ready.get(key)
-        if ready is None:
-            if len(self._ready) >= _MAX_INPUTS:
-                self._ready.clear()
-            inputs = ModelInputs(
-                self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels, dtype=self.dtype
-            )
-            rules = {name: KernelRules(specs[name], specs[name].at(own), device) for name, own in kernels.items()}
-            ready = self._ready[key] = _Ready(self, inputs, libraries, rules)
-        place = tuple([sizes[name] for name in self.vocabulary.sizes])
-        if ready.last is not None and ready.last[0] == place:
-            return ready.last[1]
-        doublings = 0.0
-        for name in self.vocabulary.sizes:
-            low, high = self.ranges[name]
-            size = sizes[name]
-            if not low <= size <= high:
-                doublings += abs(math.log2(size / (high if size > high else low)))
-        problem = ready.inputs.of_problem(sizes, kernels)
-        own, others = ready.own, ready.others
-        parts = [own.predict(problem, ready.inputs.of_pairs(kernels))] if own is not None else []
-        if others is not None:
-            log2_us, spread = others.predict(problem, ready.no_pairs)
-            if self.library_errors is not None:  # correct by the nearest measured problems
-                pairs = [self.library_errors.look_up(problem, number) for number in ready.libraries]
-                found = np.array(pairs, np.float32)
-                log2_us, spread = log2_us + found[:, 0], found[:, 1]
-            parts.append((log2_us, spread))
-        log2_us = spread = np.zeros(0, np.float32)
-        if parts:
-            log2_us, spread = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
-        order: list[int] = np.argsort(log2_us + SPREAD_COST * spread).tolist()
-        ranking = Ranking(ready, log2_us, spread, order, _OUTSIDE_DOUBT * doublings)
-        ready.last = place, ranking
-        return ranking
+        if (ready := self._ready.get(key)) is not None:
+            return ready
+        if len(self._ready) >= _MAX_INPUTS:
+            self._ready.clear()
+        inputs = ModelInputs(
+            self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels, dtype=self.dtype
+        )
+        count = sum(not one.is_library for one in self.candidates)
+        listed = [n for n, one in enumerate(self.candidates) if one.is_library and one.kernel in libraries]
+        of_libraries = [n - count for n in listed]  # numbers among all libraries
+        candidates = tuple(self.candidates[n] for n in (*inputs.numbers.tolist(), *listed))
+        doubts = [self.doubts[one.kernel] for one in candidates]
+        no_pairs: Vector = np.zeros((0, len(listed)), np.float32)  # libraries have no inputs of pairs
+        own = others = None
+        if self.kernels is not None and len(inputs.numbers):
+            own = prepare(self.kernels.arrays, inputs.numbers, inputs.item_inputs)
+        if self.libraries is not None and listed:
+            others = prepare(self.libraries.arrays, np.array(of_libraries), no_pairs.T)
+        last: tuple[list[int], Ranked] | None = None  # what stands in for a choice is sought for the same sizes
+
+        def rank(sizes: Sizes, kernels: KernelSizes) -> Ranked:
+            nonlocal last
+            place = [sizes[name] for name in self.vocabulary.sizes]
+            if (known := last) is not None and known[0] == place:
+                return known[1]
+            doublings = 0.0
+            for name, size in zip(self.vocabulary.sizes, place, strict=True):
+                low, high = self.ranges[name]
+                if not low <= size <= high:
+                    doublings += abs(math.log2(size / (high if size > high else low)))
+            problem = inputs.of_problem(sizes, kernels)
+            times = spreads = listed_times = listed_spreads = np.zeros(0, np.float32)
+            if own is not None:
+                times, spreads = own(problem, inputs.of_pairs(kernels))
+            if others is not None:
+                listed_times, listed_spreads = others(problem, no_pairs)
+                if self.library_errors is not None:  # correct by the nearest measured problems
+                    pairs = [self.library_errors.look_up(problem, number) for number in of_libraries]
+                    errors = np.array(pairs, np.float32)
+                    listed_times, listed_spreads = listed_times + errors[:, 0], errors[:, 1]
+            all_times, all_spreads = times.tolist() + listed_times.tolist(), spreads.tolist() + listed_spreads.tolist()
+
+            def expected(number: int) -> Expected:
+                constant, per_spread = doubts[number]
+                doubt = math.hypot(constant, per_spread * all_spreads[number]) + _OUTSIDE_DOUBT * doublings
+                return Expected(candidates[number], 2.0 ** all_times[number], doubt)
+
+            configurations = np.argsort(times + SPREAD_COST * spreads)
+            libraries = np.argsort(listed_times + SPREAD_COST * listed_spreads) + len(configurations)
+            last = place, (configurations.tolist(), libraries.tolist(), expected)
+            return last[1]
+
+        rules = {name: validity(specs[name], specs[name].at(given), device) for name, given in kernels.items()}
+        return self._ready.setdefault(key, (candidates, rank, rules))
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dictionary."""
-        names = _ModelDocument.__struct_fields__
-        return {"format": _FORMAT, **{name: to_document(getattr(self, name)) for name in names}}
+        return {"format": _FORMAT, **{each.name: to_document(getattr(self, each.name)) for each in fields(self)}}
 
     @classmethod
     def from_json(cls, data: Any) -> OperationModel:
@@ -462,8 +505,14 @@ class OperationModel:
         found = convert(data, Format).format
         if found != _FORMAT:
             raise DataError(f"a model of format {found!r}, expected {_FORMAT}", field="format")
-        document = convert(data, _ModelDocument)
-        candidates, vocabulary, ranges = document.candidates, document.vocabulary, document.ranges
+        parts: dict[str, type[Ensemble | Neighbours]] = {
+            "kernels": Ensemble,
+            "libraries": Ensemble,
+            "library_errors": Neighbours,
+        }
+        decoded = {name: part.from_json(data[name]) for name, part in parts.items() if data.get(name) is not None}
+        model = convert({**data, **decoded}, cls)
+        candidates, vocabulary, ranges = model.candidates, model.vocabulary, model.ranges
         widths = vocabulary.widths
         own = tuple(one for one in candidates if not one.is_library)
         if candidates[: len(own)] != own or len({one.key for one in candidates}) < len(candidates):
@@ -476,109 +525,18 @@ class OperationModel:
             raise DataError("expected the range of every size and flag", field="ranges")
         if any(not 1 <= ranges[name][0] <= ranges[name][1] for name in vocabulary.sizes):
             raise DataError("expected ranges from 1, in ascending order", field="ranges")
-        if not {one.kernel for one in candidates} <= document.doubts.keys():
+        if not {one.kernel for one in candidates} <= model.doubts.keys():
             raise DataError("expected the doubt of every kernel and library", field="doubts")
-        if not all(0.0 <= value <= _MAX_DOUBT for doubt in document.doubts.values() for value in doubt):
+        if not all(0.0 <= value <= _MAX_DOUBT for doubt in model.doubts.values() for value in doubt):
             raise DataError(f"expected numbers from 0 to {_MAX_DOUBT:g}", field="doubts")
-        fields = msgspec.structs.asdict(document)
         expected = {"kernels": (len(own), widths), "libraries": (len(candidates) - len(own), (widths[0], 0, 0))}
         for name, (items, shape) in expected.items():
-            if fields[name] is None and not items:
-                continue
-            fields[name] = Ensemble.from_json(fields[name])
-            if fields[name].widths != (*shape, items):
+            network: Ensemble | None = getattr(model, name)
+            if (network is not None or items) and (network is None or network.widths != (*shape, items)):
                 raise DataError(f"expected networks of {shape} inputs for {items} candidates", field=name)
-        if document.library_errors is not None:
-            fields["library_errors"] = Neighbours.from_json(document.library_errors)
-            if len(fields["library_errors"].weights) != widths[0]:
-                raise DataError(f"expected {widths[0]} inputs of a problem", field="library_errors")
-        return cls(**fields)
-
-
-class _ModelDocument(msgspec.Struct):
-    """JSON of a model, besides its format."""
-
-    operation: Name
-    dtype: Name
-    gpu_name: Name
-    vocabulary: Vocabulary
-    ranges: Annotated[dict[Name, tuple[Count, Count]], Meta(max_length=64)]
-    candidates: Annotated[tuple[ModelCandidate, ...], Meta(min_length=1, max_length=_MAX_CANDIDATES)]
-    kernels: Any
-    libraries: Any
-    doubts: Annotated[dict[Name, Doubt], Meta(max_length=64)]
-    confidence: Annotated[float, Meta(ge=0.0, le=100.0)]
-    library_errors: Any = None
-    verified: bool = False
-
-
-class Ranking(NamedTuple):
-    """Candidates for a problem with their expected times.
-
-    ``log2_us`` are the logarithms of these, and ``spread`` that between networks, shape (candidates,). ``order`` holds
-    the positions of the candidates, the one that is expected to be fastest first.
-    """
-
-    ready: _Ready
-    log2_us: Vector
-    spread: Vector
-    order: list[int]
-    added_doubt: float
-    """Doubt because of sizes outside of the measured range."""
-
-    def expected(self, number: int) -> Expected:
-        """Return the candidate at a position with its time."""
-        constant, per_spread = self.ready.doubts[number]
-        doubt = math.hypot(constant, per_spread * float(self.spread[number])) + self.added_doubt
-        return Expected(self.ready.candidates[number], 2.0 ** float(self.log2_us[number]), doubt)
-
-    def unrivalled_library(self, confidence: float) -> Expected | None:
-        """Return the fastest library if no configuration, valid or not, is expected to be faster with confidence."""
-        candidates = self.ready.candidates
-        first = next((number for number in self.order if candidates[number].is_library), None)
-        if first is None:
-            return None
-        library = self.expected(first)
-        for number in self.order:
-            if candidates[number].is_library:
-                continue
-            one = self.expected(number)
-            lead = math.log(library.time_us / one.time_us)
-            if lead > confidence * math.hypot(one.doubt, library.doubt):
-                return None
-            if lead <= confidence * library.doubt:  # the others are slower still
-                break
-        return library
-
-
-class _Ready:
-    """A model for problems of given flags and kernels, with its networks and the rules of its kernels prepared.
-
-    ``libraries`` are the numbers, among all libraries, of those that may be used, and ``doubts`` those of each
-    candidate.
-    """
-
-    def __init__(
-        self, model: OperationModel, inputs: ModelInputs, libraries: Collection[str], rules: Mapping[str, KernelRules]
-    ) -> None:
-        known = model.candidates
-        self.inputs, self.rules = inputs, rules
-        count = sum(not one.is_library for one in known)
-        listed = [n for n, one in enumerate(known) if one.is_library and one.kernel in libraries]
-        self.libraries = [n - count for n in listed]
-        self.candidates = tuple(known[n] for n in (*inputs.numbers.tolist(), *listed))
-        self.doubts = [model.doubts[one.kernel] for one in self.candidates]
-        self.no_pairs: Vector = np.zeros((0, len(listed)), np.float32)
-        """Inputs of the pairs with libraries, which have none."""
-        self.own: Prepared | None = None
-        self.others: Prepared | None = None
-        """Networks of configurations, and of libraries."""
-        if model.kernels is not None and len(inputs.numbers):
-            self.own = Prepared(model.kernels.arrays, inputs.numbers, inputs.item_inputs)
-        if model.libraries is not None and listed:
-            self.others = Prepared(model.libraries.arrays, np.array(self.libraries), self.no_pairs.T)
-        self.last: tuple[tuple[int, ...], Ranking] | None = None
-        """The sizes that were ranked last, and their candidates: what stands in for a choice is sought for the same."""
+        if model.library_errors is not None and len(model.library_errors.weights) != widths[0]:
+            raise DataError(f"expected {widths[0]} inputs of a problem", field="library_errors")
+        return model
 
 
 _FOLDS = 4
@@ -602,23 +560,16 @@ _MAX_ROW_PASSES = (2_500_000, 1_000_000)
 """Maximum number of rows times passes, of configurations and of libraries: more changes little and takes minutes."""
 
 
-class HeldOut(NamedTuple):
-    """Measured times, and predictions of networks that were not fitted to them, shape (problems, candidates).
-
-    NaN where nothing was measured. The candidates are configurations first, then libraries.
-    """
-
-    candidates: tuple[ModelCandidate, ...]
-    times_us: Times
-    log2_us: Times
-    spread: Times
+HeldOut = tuple[tuple[ModelCandidate, ...], Times, Times, Times]
+"""Candidates, configurations first; measured times, and logarithms and spread that networks predict which were not
+fitted to them, shape (problems, candidates). NaN where nothing was measured."""
 
 
 def fit_model(
     operation: str,
     dtype: str,
     device: DeviceProperties,
-    specs: Mapping[str, KernelSpec],
+    specs: Specs,
     *,
     candidates: Sequence[ModelCandidate],
     problems: Sequence[MeasuredProblem],
@@ -638,12 +589,12 @@ def fit_model(
     own = tuple(sorted(candidates, key=lambda one: one.is_library))
     numbers = {one.key: number for number, one in enumerate(own)}
     times_us = np.full((len(problems), len(own)), np.nan)
-    for row, problem in enumerate(problems):
-        for key, time_us in problem.times_us.items():
+    for row, (_, _, measured_us) in enumerate(problems):
+        for key, time_us in measured_us.items():
             times_us[row, numbers[key]] = time_us
 
-    names = list(problems[0].sizes)
-    columns = {name: [problem.sizes[name] for problem in problems] for name in names}
+    names = list(problems[0][0])
+    columns = {name: [sizes[name] for sizes, _, _ in problems] for name in names}
     members = dict.fromkeys(one.kernel for one in own if not one.is_library)
     arrays = [{buffer.name for buffer in specs[name].buffers} for name in members]
     vocabulary = Vocabulary(
@@ -654,7 +605,7 @@ def fit_model(
         tuple(sorted({name for one in own for name in one.config})),
     )
     rows = _rows_of(vocabulary, own, specs, device, dtype=dtype, problems=problems, times_us=times_us)
-    held_out = HeldOut(own, times_us, *_cross_validate(rows, times_us, epochs))
+    held_out = (own, times_us, *_cross_validate(rows, times_us, epochs))
     doubts = _doubts(held_out)
     confidence = _CONFIDENCES[-1]
     if any(one.is_library for one in own):  # the least with which kernels that are chosen seldom lose against it
@@ -676,6 +627,7 @@ def fit_model(
         doubts,
         confidence,
         errors,
+        verified=True,
     )
     return model, held_out
 
@@ -699,7 +651,7 @@ class _Rows(NamedTuple):
 def _rows_of(
     vocabulary: Vocabulary,
     candidates: Sequence[ModelCandidate],
-    specs: Mapping[str, KernelSpec],
+    specs: Specs,
     device: DeviceProperties,
     *,
     dtype: str,
@@ -772,11 +724,11 @@ def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> 
 
 def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
     """Fit the squared residuals of each kernel's best configurations by a constant and the squared spread."""
-    candidates = held_out.candidates
+    candidates, times_us, log2_us, spreads = held_out
     own = np.array([not one.is_library for one in candidates])
-    best = np.nanmin(np.where(own & np.isfinite(held_out.times_us), held_out.times_us, np.inf), axis=1)
-    near = ~own | (held_out.times_us <= _NEAR * best[:, None])
-    residuals = np.log(held_out.times_us) - math.log(2.0) * held_out.log2_us
+    best = np.nanmin(np.where(own & np.isfinite(times_us), times_us, np.inf), axis=1)
+    near = ~own | (times_us <= _NEAR * best[:, None])
+    residuals = np.log(times_us) - math.log(2.0) * log2_us
     found: dict[str, Doubt] = {}
     for name in dict.fromkeys(one.kernel for one in candidates):
         of_kernel = np.array([one.kernel == name for one in candidates])
@@ -785,7 +737,7 @@ def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
             found[name] = 0.5, 1.0
             continue
         squares = np.minimum(np.square(residuals[mask]), 1.0)
-        spread = np.square(held_out.spread[mask])
+        spread = np.square(spreads[mask])
         per_spread = max(float(np.cov(spread, squares)[0, 1] / max(float(spread.var()), 1e-12)), 0.0)
         constant = max(float(squares.mean() - per_spread * spread.mean()), _MIN_DOUBT**2)
         found[name] = math.sqrt(constant), min(math.sqrt(per_spread), 10.0)

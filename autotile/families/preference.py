@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Problem, config_key
+from autotile.core.model import Config, Problem, Sizes, config_key
 from autotile.errors import AutotileError
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.problem import size_distance
@@ -71,7 +70,7 @@ _MAX_LOG = 700.0
 class Tuned(msgspec.Struct, frozen=True):
     """A tuned problem."""
 
-    sizes: Mapping[str, int]
+    sizes: Sizes
     device: DeviceProperties | None
     """The GPU that it was tuned on; None if that is not known."""
     configs: Mapping[str, Config]
@@ -115,6 +114,7 @@ class Expectation(msgspec.Struct, frozen=True):
 
 
 _MAX_KNOWN = 256
+_Launched = tuple[Column | None, Column | None, Column | None, bool]  # see `_launched`
 _known: dict[tuple[object, ...], _Launched] = {}
 """Launches at tuned problems of the base, the default and what may be served from there, which look-ups of ever new
 sizes compare with."""
@@ -139,7 +139,7 @@ def prefer(
     tried = [config for tuned in studies for key, config in tuned.configs.items() if key != base_key]
     if not tried:
         return None
-    here = _Launched.of(spec, problem, device, [base, spec.default, *tried])
+    log_us, idle, warps, is_declared = _launched(spec, problem, device, [base, spec.default, *tried])
     found: list[Expectation] = []
     for number, tuned in enumerate(studies):
         own = [key for key in tuned.configs if key != base_key]
@@ -150,12 +150,13 @@ def prefer(
         there = None if spec.computed else _known.get(known)  # the text does not say what a function computes
         if there is None:
             compared = [base, spec.default, *(tuned.configs[key] for key in own)]
-            there = _Launched.of(spec, problem.at(tuned.sizes), device_there, compared)
+            there = _launched(spec, problem.at(tuned.sizes), device_there, compared)
             if len(_known) >= _MAX_KNOWN:
                 _known.clear()
             _known[known] = there
-        is_estimated = here.log_us is not None and there.log_us is not None
-        now, then = (here.log_us, there.log_us) if is_estimated else (here.idle, there.idle)
+        log_us_there, idle_there, warps_there, _ = there
+        is_estimated = log_us is not None and log_us_there is not None
+        now, then = (log_us, log_us_there) if is_estimated else (idle, idle_there)
         is_counted = now is not None and then is not None
         if now is None or then is None:
             now = then = np.zeros(len(tried) + 2)
@@ -179,9 +180,9 @@ def prefer(
             change = float(now[row] - now[reference]) - estimated_there
             log_ratio = measured + change
 
-            doubt = of_distance + _DOUBT_OF_CHANGE * (1 if here.is_declared else 2) * abs(change)
-            if here.warps is not None and there.warps is not None:
-                doubt += _DOUBT_OF_WARPS * max(float(there.warps[row_there] - here.warps[row]), 0.0)
+            doubt = of_distance + _DOUBT_OF_CHANGE * (1 if is_declared else 2) * abs(change)
+            if warps is not None and warps_there is not None:
+                doubt += _DOUBT_OF_WARPS * max(float(warps_there[row_there] - warps[row]), 0.0)
             if not is_estimated:
                 doubt += _UNCOUNTED_DOUBT * doublings * (1 if is_counted else 2)
             if not by_base and is_estimated:
@@ -204,34 +205,26 @@ def _identity(device: DeviceProperties) -> tuple[object, ...]:
     return device.name, device.compute_capability, device.sm_count
 
 
-class _Launched(NamedTuple):
-    """Launches of the base, the default and further configurations, as far as known; columns (configurations,)."""
+def _launched(spec: KernelSpec, problem: Problem, device: DeviceProperties, configs: Sequence[Config]) -> _Launched:
+    """Estimate launches of configurations; or count their blocks, where they cannot be estimated.
 
-    log_us: Column | None
-    """Logarithms of the estimated times."""
-    idle: Column | None
-    """Logarithms of the factors by which a partial last round of blocks prolongs a launch."""
-    warps: Column | None
-    """Binary logarithms of the warps in flight on an SM."""
-    is_declared: bool
-    """Whether the estimate is based on declared work and registers."""
-
-    @classmethod
-    def of(cls, spec: KernelSpec, problem: Problem, device: DeviceProperties, configs: Sequence[Config]) -> _Launched:
-        """Estimate the launches; or count their blocks, where they cannot be estimated."""
-        found = estimate_configs(spec, problem, device, configs)
-        if found is not None:
-            blocks, resident, threads = found.blocks, found.blocks_per_sm, found.threads
-        else:
-            try:
-                geometries = [launch_geometry(spec, config, problem, device) for config in configs]
-            except AutotileError:
-                return cls(None, None, None, is_declared=False)
-            blocks = np.array([math.prod(each.grid) for each in geometries], float)
-            threads = np.array([each.threads for each in geometries], float)
-            resident = np.maximum(device.max_threads_per_sm // threads, 1.0)
-        rounds = np.ceil(blocks / device.sm_count)
-        warps = np.minimum(rounds, resident) * np.ceil(threads / device.warp_size)
-        idle = np.log(rounds * device.sm_count / blocks)
-        log_us = np.log(found.time_us) if found is not None else None
-        return cls(log_us, idle, np.log2(warps), found is not None and found.is_declared)
+    The result is the logarithms of the estimated times, those of the factors by which a partial last round of blocks
+    prolongs a launch, and the binary logarithms of the warps in flight on an SM, each of shape (configurations,), None
+    where not known; and whether the estimate is based on declared work and registers.
+    """
+    found = estimate_configs(spec, problem, device, configs)
+    if found is not None:
+        blocks, resident, threads = found.blocks, found.blocks_per_sm, found.threads
+    else:
+        try:
+            geometries = [launch_geometry(spec, config, problem, device) for config in configs]
+        except AutotileError:
+            return None, None, None, False
+        blocks = np.array([math.prod(each.grid) for each in geometries], float)
+        threads = np.array([each.threads for each in geometries], float)
+        resident = np.maximum(device.max_threads_per_sm // threads, 1.0)
+    rounds = np.ceil(blocks / device.sm_count)
+    warps = np.minimum(rounds, resident) * np.ceil(threads / device.warp_size)
+    idle = np.log(rounds * device.sm_count / blocks)
+    log_us = np.log(found.time_us) if found is not None else None
+    return log_us, idle, np.log2(warps), found is not None and found.is_declared

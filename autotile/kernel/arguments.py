@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from autotile.core.dtypes import DTYPES, Array, Dtype, canonical_dtype
-from autotile.core.model import Value, dtype_names
+from autotile.core.dtypes import DTYPES, Array, Dtype, Shape, canonical_dtype
+from autotile.core.model import Sizes, Values, dtype_names
 from autotile.errors import ArgumentError, listing, nearest
 from autotile.kernel.contents import Content, InputExpression, declared_content
 from autotile.kernel.expressions import (
@@ -36,7 +36,7 @@ from autotile.kernel.expressions import (
     one_line,
     parse_expression,
 )
-from autotile.kernel.functions import Kind
+from autotile.kernel.functions import Kinds
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, stating
 
 PROBLEM_DTYPE = "dtype"
@@ -86,7 +86,7 @@ class ElementType(msgspec.Struct, frozen=True):
         )
 
 
-def parse_element_type(text: str, flags: Mapping[str, Kind], location: Location) -> ElementType:
+def parse_element_type(text: str, flags: Kinds, location: Location) -> ElementType:
     """Parse an element type, whose condition may use flags."""
     if " " not in text.strip():
         return ElementType(_known_type(text, location))
@@ -124,9 +124,9 @@ class ArgumentScope(NamedTuple):
     """Names that an argument's table may refer to."""
 
     problem: ProblemSection
-    kinds: Mapping[str, Kind]
+    kinds: Kinds
     """Kind of each size, flag, parameter and ``device.*``."""
-    launch_kinds: Mapping[str, Kind]
+    launch_kinds: Kinds
     """The same, and ``step`` in a file with steps."""
     buffers: Mapping[str, BufferArgument] = {}
     workspaces: Mapping[str, WorkspaceArgument] = {}
@@ -191,7 +191,7 @@ class ArgumentKind(msgspec.Struct, frozen=True):
         """Return the size of the parameter that it is passed as, in bytes; of a pointer by default."""
         return POINTER_BYTES
 
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
+    def operand(self, sizes: Sizes, *, check: bool) -> ShapeOnly | float | complex:
         """Return its value in a reference, from sizes and flags; for an array, the shape.
 
         With ``check``, a scalar has its check value.
@@ -212,7 +212,7 @@ class Workspace(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     zeroed: bool
 
     @property
@@ -228,13 +228,13 @@ class ArrayArgument(ArgumentKind, frozen=True):
     shape: tuple[Expression, ...]
     """Extents over sizes and flags; those of a workspace over parameters and ``device.*``, too."""
 
-    def element_type(self, problem_dtype: str, names: Mapping[str, Value]) -> str:
+    def element_type(self, problem_dtype: str, names: Values) -> str:
         """Return the name of the element type for a problem of the given dtype, sizes and flags."""
         kind = self.dtype
         name = kind.chosen if kind.condition is None or kind.condition.value(names) else kind.otherwise
         return problem_dtype if name == PROBLEM_DTYPE else name
 
-    def extents(self, names: Mapping[str, Value]) -> tuple[int, ...]:
+    def extents(self, names: Values) -> Shape:
         """Return the number of elements along each axis at the given sizes and flags."""
         return tuple(int(extent.value(names)) for extent in self.shape)
 
@@ -340,16 +340,16 @@ class BufferArgument(ArrayArgument, frozen=True):
         """The buffer itself, if the kernel reads it from constant memory."""
         return (self.name,) if self.constant else ()
 
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly:
+    def operand(self, sizes: Sizes, *, check: bool) -> ShapeOnly:
         """Return the shape."""
         return ShapeOnly(self.array_shape(sizes))
 
-    def array_shape(self, names: Mapping[str, Value]) -> tuple[int, ...]:
+    def array_shape(self, names: Values) -> Shape:
         """Return the shape of the array that holds the elements: the components of vectors are its last axis."""
         dtype = DTYPES.get(self.element_type("", names))  # the problem's type, which "" stands for, is no vector
         return dtype.array_shape(self.extents(names)) if dtype is not None else self.extents(names)
 
-    def size_bytes(self, problem_dtype: str, names: Mapping[str, Value]) -> int:
+    def size_bytes(self, problem_dtype: str, names: Values) -> int:
         """Return the size of the array in bytes."""
         return math.prod(self.extents(names)) * DTYPES[self.element_type(problem_dtype, names)].size_bytes
 
@@ -378,7 +378,7 @@ class WorkspaceArgument(ArrayArgument, frozen=True):
         meaning = {"workspace": self.name, "dtype": str(self.dtype), "shape": shape, "zeroed": self.zeroed}
         return meaning if self.is_passed else {**meaning, "pass": False}
 
-    def workspace(self, problem_dtype: str, names: Mapping[str, Value]) -> Workspace:
+    def workspace(self, problem_dtype: str, names: Values) -> Workspace:
         """Return the workspace of a configuration, given the value of every name."""
         return Workspace(self.name, self.element_type(problem_dtype, names), self.extents(names), self.zeroed)
 
@@ -431,14 +431,14 @@ class ScalarArgument(ArgumentKind, frozen=True):
         """Whether its value is the size of the same name, so that the two may share the name."""
         return self.binding is not None and self.binding.text == self.name
 
-    def operand(self, sizes: Mapping[str, int], *, check: bool) -> ShapeOnly | float | complex:
+    def operand(self, sizes: Sizes, *, check: bool) -> ShapeOnly | float | complex:
         """Return the value in a reference; the shape of a vector. With ``check``, the check value if there is one."""
         value = self.given(sizes, check=check)
         if isinstance(value, tuple):
             return complex(*value) if DTYPES[self.dtype].is_complex else ShapeOnly((len(value),))
         return value
 
-    def given(self, sizes: Mapping[str, int], *, check: bool) -> Number:
+    def given(self, sizes: Sizes, *, check: bool) -> Number:
         """Return the value at the given sizes and flags; with ``check``, the check value if there is one."""
         if self.binding is not None:
             return int(self.binding.value(sizes))
@@ -585,7 +585,7 @@ class StructArgument(ArgumentKind, frozen=True):
         """Return the size of the struct."""
         return StructMember(self.name, members=self.members).extent(problem_dtype)[0]
 
-    def layout(self, problem_dtype: str, names: Mapping[str, Value] | None = None) -> StructValue:
+    def layout(self, problem_dtype: str, names: Values | None = None) -> StructValue:
         """Return the struct for a problem of the given dtype; given no value of names, its values are expressions."""
         scalars: list[tuple[int, str, tuple[Any, ...]]] = []
         pointers: list[tuple[int, str]] = []
@@ -668,7 +668,7 @@ def strides_bytes(shape: tuple[Any, ...], element_bytes: int) -> tuple[Any, ...]
     return tuple(accumulate(reversed(shape[1:]), operator.mul, initial=element_bytes))[:0:-1]
 
 
-def _misaligned_stride(shape: tuple[int, ...], element_bytes: int) -> int:
+def _misaligned_stride(shape: Shape, element_bytes: int) -> int:
     """Return the first stride, in bytes, that is not a multiple of `UNIT_BYTES`; 0 if there is none."""
     return next((stride for stride in strides_bytes(shape, element_bytes) if stride % UNIT_BYTES), 0)
 
@@ -717,54 +717,46 @@ class TensorMap(msgspec.Struct, frozen=True):
 
     def fits(self) -> Mask:
         """Return the rows in which the hardware accepts the map, or the map is absent."""
-        return self.is_absent | _all([holds for holds, _ in self._conditions()])
+        return self.is_absent | _all(self._conditions())
 
     def explain(self) -> str:
         """Return the first condition that a single configuration violates, as one line; "" if there is none."""
         if self.is_absent:
             return ""
-        violations = (violation for holds, violation in self._conditions() if not holds)
-        return next((f"the tensor map {self.name} of {self.buffer} {violation()}" for violation in violations), "")
+        element_bytes, swizzle, along = DTYPES[self.dtype].size_bytes, self.swizzle_bytes, "along the innermost axis"
+        inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * element_bytes
+        violations = (
+            f"has rows {_misaligned_stride(self.shape, element_bytes):,} bytes apart in the shape "
+            f"{extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}",
+            f"has the shape {extents_text(self.shape)}, which is beyond what a map can address",
+            f"has a box of {extents_text(self.box, '')} elements, expected 1 to {MAX_BOX} along each axis",
+            f"has a box of {inner_bytes} bytes {along}, expected a multiple of {UNIT_BYTES}",
+            f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}",
+            f"has a box of {inner_bytes} bytes {along}, more than its swizzle_bytes = {swizzle}",
+            f"has element strides of {extents_text(self.element_strides, '')}, expected 1 to {MAX_ELEMENT_STRIDE}, and "
+            f"1 {along}",
+            f"has l2_promotion_bytes = {self.l2_promotion_bytes}, expected one of {_or(L2_PROMOTIONS)}",
+        )
+        pairs = zip(self._conditions(), violations, strict=True)
+        return next((f"the tensor map {self.name} of {self.buffer} {fault}" for holds, fault in pairs if not holds), "")
 
-    def _conditions(self) -> Iterator[tuple[Mask, Callable[[], str]]]:
-        """Yield the rows in which each condition holds, with the message for a configuration in which it does not."""
-        element_bytes = DTYPES[self.dtype].size_bytes
+    def _conditions(self) -> list[Mask]:
+        """Return the rows in which each condition holds, in the order of the messages of `explain`."""
         # Of columns in float64, as products of absurd extents exceed 64 bits.
         exact = [extent if isinstance(extent, int) else np.asarray(extent, np.float64) for extent in self.shape]
+        element_bytes, swizzle, steps = DTYPES[self.dtype].size_bytes, self.swizzle_bytes, self.element_strides
         strides = strides_bytes(tuple(exact), element_bytes)
         inner_bytes = clipped(self.box[-1], 0, MAX_BOX + 1) * element_bytes
-        swizzle, promotion, steps = self.swizzle_bytes, self.l2_promotion_bytes, self.element_strides
-        along = "along the innermost axis"
-        holds = _all([stride % UNIT_BYTES == 0 for stride in strides])
-        yield (
-            holds,
-            lambda: (
-                f"has rows {_misaligned_stride(self.shape, element_bytes):,} bytes apart in the shape "
-                f"{extents_text(self.shape)}, expected a multiple of {UNIT_BYTES}"
-            ),
-        )
-        holds = _all([*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)])
-        yield holds, lambda: f"has the shape {extents_text(self.shape)}, which is beyond what a map can address"
-        holds = _all([(side >= 1) & (side <= MAX_BOX) for side in self.box])
-        yield (
-            holds,
-            lambda: f"has a box of {extents_text(self.box, '')} elements, expected 1 to {MAX_BOX} along each axis",
-        )
-        holds = inner_bytes % UNIT_BYTES == 0
-        yield holds, lambda: f"has a box of {inner_bytes} bytes {along}, expected a multiple of {UNIT_BYTES}"
-        holds = _any([swizzle == value for value in SWIZZLES])
-        yield holds, lambda: f"has swizzle_bytes = {swizzle}, expected one of {_or(SWIZZLES)}"
-        holds = (swizzle == 0) | (inner_bytes <= swizzle)
-        yield holds, lambda: f"has a box of {inner_bytes} bytes {along}, more than its swizzle_bytes = {swizzle}"
-        holds = _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1)
-        yield (
-            holds,
-            lambda: (
-                f"has element strides of {extents_text(steps, '')}, expected 1 to {MAX_ELEMENT_STRIDE}, and 1 {along}"
-            ),
-        )
-        holds = _any([promotion == value for value in L2_PROMOTIONS])
-        yield holds, lambda: f"has l2_promotion_bytes = {promotion}, expected one of {_or(L2_PROMOTIONS)}"
+        return [
+            _all([stride % UNIT_BYTES == 0 for stride in strides]),
+            _all([*(extent <= MAX_EXTENT for extent in self.shape), *(s < MAX_STRIDE_BYTES for s in strides)]),
+            _all([(side >= 1) & (side <= MAX_BOX) for side in self.box]),
+            inner_bytes % UNIT_BYTES == 0,
+            _any([swizzle == value for value in SWIZZLES]),
+            (swizzle == 0) | (inner_bytes <= swizzle),
+            _all([(step >= 1) & (step <= MAX_ELEMENT_STRIDE) for step in steps]) & (steps[-1] == 1),
+            _any([self.l2_promotion_bytes == value for value in L2_PROMOTIONS]),
+        ]
 
 
 class TensorMapArgument(ArgumentKind, frozen=True):
@@ -802,7 +794,7 @@ class TensorMapArgument(ArgumentKind, frozen=True):
         l2_promotion_bytes = table.optional_expression("l2_promotion_bytes", scope.kinds) or zero
         return cls(name, buffer, box, strides, swizzle_bytes, l2_promotion_bytes)
 
-    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
+    def check_ragged(self, names: Values, dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 16 bytes apart at the ragged sizes."""
         extents = (*self.box, *self.buffer.shape)
         if not names.keys() >= frozenset().union(*(extent.names for extent in extents)):
@@ -823,7 +815,7 @@ class TensorMapArgument(ArgumentKind, frozen=True):
         """Return the size of a tensor map."""
         return TENSOR_MAP_BYTES
 
-    def tensor_map(self, problem_dtype: str, sizes: Mapping[str, Value], evaluate: Evaluate) -> TensorMap:
+    def tensor_map(self, problem_dtype: str, sizes: Values, evaluate: Evaluate) -> TensorMap:
         """Return the tensor map of a problem, for the configurations in which ``evaluate`` evaluates expressions."""
         extents = (tuple(map(evaluate, each)) for each in (self.buffer.shape, self.box, self.element_strides))
         modes = map(evaluate, (self.swizzle_bytes, self.l2_promotion_bytes))
@@ -849,7 +841,7 @@ class Texture(NamedTuple):
     name: str
     buffer: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     """Elements along each axis, one axis or two."""
     filter: Filter
     address: AddressMode
@@ -917,13 +909,13 @@ class TextureArgument(ArgumentKind, frozen=True):
             raise table.error("texture", fault)
         return texture
 
-    def check_ragged(self, names: Mapping[str, Value], dtypes: Sequence[str], table: Table) -> None:
+    def check_ragged(self, names: Values, dtypes: Sequence[str], table: Table) -> None:
         """Raise if rows of the buffer are not a multiple of 32 bytes apart at the ragged sizes."""
         for dtype in dtypes:
             if fault := self.texture(dtype, {**names, **dtype_names(dtype)}).misalignment:
                 raise table.error("texture", f"at the ragged sizes, {fault} for problem.ragged")
 
-    def texture(self, problem_dtype: str, names: Mapping[str, Value]) -> Texture:
+    def texture(self, problem_dtype: str, names: Values) -> Texture:
         """Return the texture of a problem."""
         dtype, shape = self.buffer.element_type(problem_dtype, names), self.buffer.extents(names)
         return Texture(self.name, self.buffer.name, dtype, shape, *msgspec.structs.astuple(self)[2:])

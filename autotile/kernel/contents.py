@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from autotile.core.dtypes import Array, Dtype, map_npy
+from autotile.core.dtypes import Array, Dtype, Shape, map_npy
 from autotile.errors import DataError, InputError, SpecError, nearest
 from autotile.kernel.expressions import (
     ArrayExpression,
+    Environment,
     ExpressionText,
     Location,
     ShapeOnly,
@@ -33,7 +33,7 @@ from autotile.kernel.expressions import (
     one_line,
     parse_array_expression,
 )
-from autotile.kernel.functions import Kind
+from autotile.kernel.functions import Kinds
 from autotile.kernel.table import ProblemSection, Table, describe
 from autotile.settings import available_cores
 
@@ -66,7 +66,7 @@ class Generator(NamedTuple):
     arguments: tuple[ArrayExpression, ...]
     extents: tuple[ArrayExpression, ...]
 
-    def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, names: Environment, shape: Shape) -> Shape:
         """Return the shape of its array, in the buffer of a shape."""
         if not self.extents:
             if self.function == "permutation" and len(shape) != 1:
@@ -77,7 +77,7 @@ class Generator(NamedTuple):
             raise ValueError(f"{self.function} has a negative extent: {extents}")
         return extents
 
-    def draw(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
+    def draw(self, names: Environment, shape: Shape, key: str, seed: int) -> Array:
         """Return its array in float64; ``key`` and ``seed`` select the stream of random numbers."""
         shape = self.shape(names, shape)
         if self.function == "arange":
@@ -115,7 +115,7 @@ class InputExpression(msgspec.Struct, frozen=True):
         parts = (part for one in self.generators.values() for part in (*one.arguments, *one.extents))
         return self.inputs.union(*(part.names for part in parts))
 
-    def shape(self, names: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, names: Environment, shape: Shape) -> Shape:
         """Return the shape of its value in a buffer of the given shape, from the shapes of the other inputs."""
         try:
             arrays = {name: ShapeOnly(one.shape(names, shape)) for name, one in self.generators.items()}
@@ -124,7 +124,7 @@ class InputExpression(msgspec.Struct, frozen=True):
             problem = error.problem if isinstance(error, SpecError) else str(error)
             raise self.expression.location.error(problem, expression=self.text) from None
 
-    def values(self, names: Mapping[str, Any], shape: tuple[int, ...], key: str, seed: int) -> Array:
+    def values(self, names: Environment, shape: Shape, key: str, seed: int) -> Array:
         """Return its value, of the buffer's shape."""
         try:
             drawn = {
@@ -165,7 +165,7 @@ class InputFile(msgspec.Struct, frozen=True):
         """SHA-256 of the file: the declared one, or that of its content."""
         return self.sha256 or self._hash()
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
+    def read(self, name: str, shape: Shape, dtype: Dtype) -> Array:
         """Return the content of a buffer of a name, the shape of its array and its element type.
 
         Raise `InputError` if the file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another
@@ -176,7 +176,7 @@ class InputFile(msgspec.Struct, frozen=True):
         array = self.mapped(name, shape, dtype)
         return np.ascontiguousarray(array[tuple(slice(extent) for extent in shape)])
 
-    def mapped(self, name: str, shape: tuple[int, ...], dtype: Dtype) -> Array:
+    def mapped(self, name: str, shape: Shape, dtype: Dtype) -> Array:
         """Return the array of the file, mapped to memory; parameters and errors as for `read`, without the hash."""
         self._status()
         try:
@@ -270,7 +270,7 @@ def _generator_calls(tree: ast.expr) -> list[ast.Call]:
 
 
 def _generator(
-    source: ExpressionText, call: ast.Call, scalars: Sequence[str], kinds: Mapping[str, Kind], location: Location
+    source: ExpressionText, call: ast.Call, scalars: Sequence[str], kinds: Kinds, location: Location
 ) -> Generator:
     assert isinstance(call.func, ast.Name)
     function, usage = call.func.id, GENERATORS[call.func.id]
@@ -304,7 +304,7 @@ def _fill_scaled(function: str, offset: float, scale: float, generator: np.rando
     chunk += offset
 
 
-def draw_chunks(name: str, shape: tuple[int, ...], seed: int, fill: Fill, dtype: Any = np.float32) -> NDArray[Any]:
+def draw_chunks(name: str, shape: Shape, seed: int, fill: Fill, dtype: Any = np.float32) -> Array:
     """Return random values of a generator that depends on seed, name and shape.
 
     Each chunk of a fixed size has its own generator, so the values do not depend on the number of cores that draw them.
@@ -345,5 +345,5 @@ def _on_all_cores(function: Callable[..., object], *arguments: Sequence[Any]) ->
         list(pool.map(function, *arguments))
 
 
-def _seed_sequences(name: str, shape: tuple[int, ...], seed: int, count: int) -> list[np.random.SeedSequence]:
+def _seed_sequences(name: str, shape: Shape, seed: int, count: int) -> list[np.random.SeedSequence]:
     return np.random.SeedSequence([_SEED + seed, zlib.crc32(name.encode()), *shape]).spawn(count)

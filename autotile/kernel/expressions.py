@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from autotile.core.dtypes import Shape
 from autotile.core.forks import cached_property
 from autotile.core.model import DTYPE_BYTES
 from autotile.errors import SpecError, listing, nearest
@@ -41,6 +42,7 @@ from autotile.kernel.functions import (
     ArrayFunction,
     ExpressionError,
     Kind,
+    Kinds,
     Operand,
     Rows,
     any_row,
@@ -409,7 +411,7 @@ _LANGUAGE = (
 class ExpressionParser(ExpressionText):
     """Converts a syntax tree to nodes; methods raise `ExpressionError` for parts that are not in the language."""
 
-    def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: str, kinds: Kinds) -> None:
         super().__init__(text)
         self.kinds = kinds
         self.names: set[str] = set()
@@ -611,7 +613,7 @@ class Expression:
     location: Location = field(repr=False, compare=False)
     node: Node = field(repr=False)
 
-    def evaluate(self, env: Mapping[str, Any]) -> Any:
+    def evaluate(self, env: Environment) -> Any:
         """Evaluate over the value of each of ``names``: Python scalars, or columns that broadcast against each other.
 
         The result is a Python scalar if all values are, otherwise a read-only array (int64, float64, bool or string) of
@@ -631,7 +633,7 @@ class Expression:
         shapes = [column.shape for name in self.names if isinstance(column := env[name], np.ndarray)]
         return np.broadcast_to(value, np.broadcast_shapes(*shapes)) if shapes else value
 
-    def value(self, env: Mapping[str, Any]) -> Any:
+    def value(self, env: Environment) -> Any:
         """Evaluate over Python scalars, as `evaluate` does but several times faster."""
         try:
             return self._compiled(env)
@@ -653,7 +655,7 @@ class Expression:
         return self if self.kind == "number" else replace(self, kind="number", node=node)
 
 
-def parse_expression(text: str, kinds: Mapping[str, Kind], location: Location = UNKNOWN_LOCATION) -> Expression:
+def parse_expression(text: str, kinds: Kinds, location: Location = UNKNOWN_LOCATION) -> Expression:
     """Parse and check a scalar expression over the names in ``kinds``, which include ``device.*``."""
     line_of_text = one_line(text)
     parser = ExpressionParser(line_of_text, kinds)
@@ -667,7 +669,7 @@ class ShapeOnly:
 
     __slots__ = ("largest", "shape")
 
-    def __init__(self, shape: language.Shape, *operands: Any) -> None:
+    def __init__(self, shape: Shape, *operands: Any) -> None:
         self.shape = shape
         largest = [operand.largest for operand in operands if isinstance(operand, ShapeOnly)]
         self.largest: int = max(math.prod(shape), *largest, 0)
@@ -680,7 +682,7 @@ Matmul = Callable[[Any, Any], Any]
 class Context(NamedTuple):
     """Arrays, sizes and functions that a closure is evaluated with."""
 
-    env: Mapping[str, Any]
+    env: Environment
     library: ModuleType
     """NumPy or CuPy."""
     matmul: Matmul
@@ -718,7 +720,7 @@ def _operand(value: Any) -> Any:
     return value.astype(wide, copy=False)
 
 
-def _shape_of(value: Any) -> language.Shape:
+def _shape_of(value: Any) -> Shape:
     return tuple(value.shape) if is_array(value) else ()
 
 
@@ -768,7 +770,7 @@ _EXAMPLES = {"text": "'edge'", "boolean": "True"}
 class ArrayParser(ExpressionText):
     """Converts syntax trees to closures; raises `ExpressionError` for what is not in the language."""
 
-    def __init__(self, text: str, known: tuple[str, ...], kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, text: str, known: tuple[str, ...], kinds: Kinds) -> None:
         super().__init__(text)
         self.known = known
         """Names of arrays and scalars."""
@@ -1027,12 +1029,12 @@ class ArrayExpression:
         """Text with normalized spaces and parentheses."""
         return canonical_text(self.text)
 
-    def shape(self, env: Mapping[str, Any]) -> tuple[int, ...]:
+    def shape(self, env: Environment) -> Shape:
         """Return the shape of the value, where ``env`` has `ShapeOnly` in place of arrays."""
-        found: tuple[int, ...] = self.evaluate(env).shape
+        found: Shape = self.evaluate(env).shape
         return found
 
-    def evaluate(self, env: Mapping[str, Any], matmul: Matmul | None = None) -> Any:
+    def evaluate(self, env: Environment, matmul: Matmul | None = None) -> Any:
         """Evaluate the expression over an array or number, of any dtype, for each of ``names``.
 
         Arrays of CuPy are evaluated by CuPy, on their device, with ``matmul`` for ``@`` of matrices or stacks of them.
@@ -1051,7 +1053,7 @@ class ArrayExpression:
 
 
 def parse_array_expression(
-    text: str, names: Iterable[str], kinds: Mapping[str, Kind] | None = None, location: Location = UNKNOWN_LOCATION
+    text: str, names: Iterable[str], kinds: Kinds | None = None, location: Location = UNKNOWN_LOCATION
 ) -> ArrayExpression:
     """Parse and check an array expression, which may begin with assignments: ``t = x @ w; maximum(t, 0)``.
 

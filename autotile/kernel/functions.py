@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.dtypes import Shape
 from autotile.core.text import plural
 
 Operand = Any
@@ -35,8 +36,10 @@ Rows = bool | NDArray[np.bool_]
 Kind = Literal["number", "real", "boolean", "string"]
 """Kind of a value: a whole number of 64 bits, a real number (float64), a condition, or a text."""
 
+Kinds = Mapping[str, Kind]
+"""Kind of each name that an expression may use."""
+
 Compute = Callable[..., Any]
-Shape = tuple[int, ...]
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -75,7 +78,7 @@ def _is_column(*operands: Operand) -> bool:
     return any(isinstance(operand, np.ndarray) for operand in operands)
 
 
-def _extremes(value: Operand) -> tuple[int, ...]:
+def _extremes(value: Operand) -> Shape:
     if not isinstance(value, np.ndarray):
         return (int(value),)
     return (int(value.min()), int(value.max())) if value.size else ()
@@ -440,7 +443,7 @@ def same(operand: Shape, *_: Any) -> Shape:
     return operand
 
 
-def _axes(shape: Shape, axis: Any) -> tuple[int, ...]:
+def _axes(shape: Shape, axis: Any) -> Shape:
     """Return an axis, or several, as nonnegative numbers; all axes for None."""
     if axis is None:
         return tuple(range(len(shape)))
@@ -534,13 +537,13 @@ def _rolled(shape: Shape, shift: Any, axis: Any = None) -> Shape:
     return shape
 
 
-def _shifted(shape: Shape, offsets: tuple[int, ...]) -> Shape:
+def _shifted(shape: Shape, offsets: Shape) -> Shape:
     expected = f"shift of a {len(shape)}-dimensional array takes {len(shape)} offsets, got {len(offsets)}"
     _require(len(offsets) == len(shape), expected)
     return shape
 
 
-def _shift_elements(xp: ModuleType, x: Any, offsets: tuple[int, ...]) -> Any:
+def _shift_elements(xp: ModuleType, x: Any, offsets: Shape) -> Any:
     """``result[i, j] = x[i + d0, j + d1]``, zero outside the array."""
     result = xp.zeros_like(x)
     kept = [max(0, size - abs(offset)) for size, offset in zip(x.shape, offsets, strict=True)]
@@ -565,13 +568,13 @@ def _check_operations(what: str, count: int) -> None:
     _require(count <= MAX_OPERATIONS, f"the {what} takes more than {MAX_OPERATIONS:,} multiplications")
 
 
-def _permuted(shape: Shape, axes: tuple[int, ...]) -> Shape:
+def _permuted(shape: Shape, axes: Shape) -> Shape:
     order = _axes(shape, axes)
     _require(len(order) == len(shape), f"{len(order)} axes for an array of {len(shape)}")
     return tuple(shape[axis] for axis in order)
 
 
-def _reshaped(shape: Shape, extents: tuple[int, ...]) -> Shape:
+def _reshaped(shape: Shape, extents: Shape) -> Shape:
     total, known = math.prod(shape), math.prod(extent for extent in extents if extent != -1)
     is_shape = extents.count(-1) <= 1 and all(extent >= -1 for extent in extents)
     _require(is_shape, f"{extents} is not a shape; one extent may be -1")
@@ -581,7 +584,7 @@ def _reshaped(shape: Shape, extents: tuple[int, ...]) -> Shape:
     return extents
 
 
-def _broadcast(shape: Shape, extents: tuple[int, ...]) -> Shape:
+def _broadcast(shape: Shape, extents: Shape) -> Shape:
     fits = np.broadcast_shapes(shape, extents) == extents
     _require(fits, f"an array of shape {shape} cannot be broadcast to {extents}")
     return extents
@@ -592,7 +595,7 @@ def _repeated(shape: Shape, repeats: int, axis: int | None = None) -> Shape:
     return tuple(extent * repeats if i == along else extent for i, extent in enumerate(flat))
 
 
-def _tiled(shape: Shape, counts: tuple[int, ...]) -> Shape:
+def _tiled(shape: Shape, counts: Shape) -> Shape:
     rank = max(len(shape), len(counts))
     padded = (1,) * (rank - len(shape)) + shape
     return tuple(e * n for e, n in zip(padded, (1,) * (rank - len(counts)) + counts, strict=True))
@@ -693,7 +696,7 @@ def _conv2d(xp: ModuleType, x: Any, weights: Any) -> Any:
     return result.reshape(x.shape[0], weights.shape[0], height, width)
 
 
-def _windows(x: Shape, extents: tuple[int, ...]) -> Shape:
+def _windows(x: Shape, extents: Shape) -> Shape:
     """Return the shape of all windows of the last axes: their positions, then their elements."""
     if len(extents) > len(x) or not extents or min(extents) < 1:
         raise ValueError(f"windows of the shape {extents} of a {len(x)}-dimensional array")

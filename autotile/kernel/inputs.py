@@ -17,8 +17,8 @@ import numpy as np
 from msgspec import structs
 
 from autotile.core.documents import Count, Name, Text, canonical_json, decode_json, read_regular
-from autotile.core.dtypes import DTYPES, Array, Dtype
-from autotile.core.model import Problem
+from autotile.core.dtypes import DTYPES, Array, Dtype, Shape
+from autotile.core.model import Problem, Sizes
 from autotile.errors import DataError, InputError
 from autotile.kernel.arguments import Argument, BufferArgument, ScalarArgument
 from autotile.kernel.contents import InputExpression, InputFile, draw_chunks, encode_chunks, fill_integers
@@ -81,7 +81,7 @@ _INTEGER_SPAN = 8
 _INTEGER_RANGES = {"bool": (0, 1), **{f"uint{bits}": (0, _INTEGER_SPAN) for bits in (8, 16, 32, 64)}}
 
 
-def make_input(buffer: BufferArgument, shape: tuple[int, ...], dtype_name: str, seed: int = 0) -> Array:
+def make_input(buffer: BufferArgument, shape: Shape, dtype_name: str, seed: int = 0) -> Array:
     """Return a content that is a name alone, rounded to its dtype, in the storage dtype.
 
     It depends only on the buffer's name, shape (that of `BufferArgument.array_shape`), dtype and distribution, and on
@@ -134,7 +134,7 @@ def ragged_problem(spec: KernelSpec, problem: Problem) -> Problem | None:
     return None if is_same or missing_input(spec, ragged) else ragged
 
 
-def expected_file(folder: Path, name: str, sizes: Mapping[str, int], seed: int, *, check: bool) -> Path:
+def expected_file(folder: Path, name: str, sizes: Sizes, seed: int, *, check: bool) -> Path:
     """Return the path of the expected values of an output in a session's folder; parameters as of `input_maker`."""
     inputs = canonical_json([dict(sorted(sizes.items())), seed, check])
     return folder / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.npy"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
-from autotile.core.model import Config, LaunchGeometry, Problem, Value
+from autotile.core.model import Config, LaunchGeometry, Problem, Value, Values
 from autotile.core.text import plural
 from autotile.errors import ConfigError, ProblemError
 from autotile.kernel.arguments import (
@@ -28,7 +28,7 @@ from autotile.kernel.arguments import (
     encode_scalar,
 )
 from autotile.kernel.expressions import Expression
-from autotile.kernel.functions import Kind
+from autotile.kernel.functions import Kind, Kinds
 from autotile.kernel.spec import STEP, KernelSpec, Launch, Step, computed_values, is_entry
 from autotile.kernel.table import Table, describe
 
@@ -133,7 +133,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, gc=False):
         return largest
 
 
-def _step_launch(spec: KernelSpec, index: int, names: Mapping[str, Value], memory: Mapping[str, str]) -> StepLaunch:
+def _step_launch(spec: KernelSpec, index: int, names: Values, memory: Mapping[str, str]) -> StepLaunch:
     step = spec.steps[index]
     geometry = LaunchGeometry(
         grid=_dimensions(step.launch.grid, names),
@@ -166,12 +166,12 @@ def launch_geometry(spec: KernelSpec, config: Config, problem: Problem, device: 
     return LaunchPlan.of(spec, config, problem, device).main.geometry
 
 
-def value_or_zero(expression: Expression | None, names: Mapping[str, Value]) -> int:
+def value_or_zero(expression: Expression | None, names: Values) -> int:
     """Evaluate an optional expression to a whole number; return 0 if there is none."""
     return int(expression.value(names)) if expression is not None else 0
 
 
-def _dimensions(expressions: Sequence[Expression], names: Mapping[str, Value]) -> tuple[int, int, int]:
+def _dimensions(expressions: Sequence[Expression], names: Values) -> tuple[int, int, int]:
     x, y, z = ([int(expression.value(names)) for expression in expressions] + [1, 1])[:3]
     return x, y, z
 
@@ -209,7 +209,7 @@ class LaunchData(msgspec.Struct, frozen=True, gc=False):
         return data
 
 
-def launch_kinds(document: Table, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
+def launch_kinds(document: Table, kinds: Kinds) -> dict[str, Kind]:
     """Return the kind of each name that the expressions of a launch may use, and the values of scalars."""
     if "steps" not in document.data:
         return dict(kinds)
@@ -218,7 +218,7 @@ def launch_kinds(document: Table, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
     return {**kinds, STEP: "number"}
 
 
-def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> tuple[Step, ...]:
+def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Kinds) -> tuple[Step, ...]:
     """Parse ``[[steps]]``; without it, ``[launch]`` and ``entry`` of ``[kernel]`` are the only step."""
     passed = {argument.name: argument for argument in arguments if argument.is_passed}
     kernel = document.table("kernel")
@@ -272,7 +272,7 @@ def parse_steps(document: Table, arguments: Sequence[Argument], kinds: Mapping[s
     return tuple(steps)
 
 
-def _launch(table: Table, kinds: Mapping[str, Kind]) -> Launch:
+def _launch(table: Table, kinds: Kinds) -> Launch:
     return Launch(
         block=table.expressions("block", kinds),
         grid=table.expressions("grid", kinds),

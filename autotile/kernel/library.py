@@ -7,13 +7,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
+from autotile.core.dtypes import Array, load_npy
 from autotile.core.model import Config
 from autotile.errors import DataError, InputError, SpecError, UnknownKernelError
 from autotile.kernel.expressions import Location
@@ -32,7 +32,7 @@ class Inspection(NamedTuple):
     buffers: tuple[str, ...]
     """Names of the buffers whose content is checked. ``"y.value"`` stands for the values of ``y``, decoded, and
     ``"y.expected"`` for the expected ones."""
-    check: Callable[[Config, Mapping[str, NDArray[Any]]], tuple[str, Mapping[str, float | str]]]
+    check: Callable[[Config, Mapping[str, Array]], tuple[str, Mapping[str, float | str]]]
     """Called with a configuration and the content of each buffer after a launch, in the type that it is stored in.
     Returns what is wrong, empty if nothing is, and further telemetry of the trial."""
     folder: str
@@ -41,8 +41,6 @@ class Inspection(NamedTuple):
     def inspect(self, config: Config, folder: Path) -> tuple[str, Mapping[str, float | str]]:
         """Check the contents in a folder, which is then removed."""
         try:
-            from autotile.core.dtypes import load_npy
-
             contents = {name: load_npy(folder / f"{name}.npy") for name in self.buffers}
         except DataError as error:
             raise InputError(f"cannot read what a kernel wrote from {folder}: {error}") from None
@@ -226,7 +224,7 @@ def _reference_template(spec: KernelSpec, template: Path) -> Path | None:
 def kernel_names(folders: Sequence[Path] | None = None) -> list[str]:
     """Return the names of the files in folders, those of kernels unless others are given, sorted."""
     folders = folders if folders is not None else read_settings().kernel_folders
-    return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+    return sorted({path.stem for folder in folders for path in folder.glob("*.toml") if path.is_file()})
 
 
 def load_named_kernel(name: str) -> Kernel:

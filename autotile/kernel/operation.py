@@ -19,7 +19,7 @@ import msgspec
 
 from autotile.core.device import EXPRESSION_NAMES, DeviceProperties
 from autotile.core.forks import cached_property
-from autotile.core.model import DTYPE_BYTES, Problem
+from autotile.core.model import DTYPE_BYTES, Problem, Sizes
 from autotile.errors import ProblemError, SpecError, UnknownKernelError, nearest
 from autotile.kernel.expressions import Expression
 from autotile.kernel.functions import Kind
@@ -57,7 +57,7 @@ class Member(msgspec.Struct, frozen=True):
     """Condition on the operation's sizes, flags and conditions, and on ``device.*``; None if there is none."""
     sizes: Mapping[str, Expression | str]
     """Value of each size and flag of the kernel, as an expression of the operation's."""
-    required: Mapping[str, int]
+    required: Sizes
     """Sizes and flags that the kernel lacks, each with the only value for which it computes the operation."""
     dtypes: tuple[str, ...]
     measured_only: bool = False
@@ -94,7 +94,7 @@ class Operation(msgspec.Struct, frozen=True, dict=True):
 
     name: str
     summary: str
-    sizes: Mapping[str, int]
+    sizes: Sizes
     """Every size, flag and condition with its default."""
     flags: tuple[str, ...]
     """Names that select what is computed, 0 or 1."""
@@ -134,9 +134,7 @@ class Operation(msgspec.Struct, frozen=True, dict=True):
         found = tuple(member for member in members.values() if dtype is None or dtype in member.dtypes)
         return self._by_dtype.setdefault(dtype, found)
 
-    @cached_property
-    def _by_dtype(self) -> dict[str | None, tuple[Member, ...]]:
-        return {}
+    _by_dtype = cached_property[dict[str | None, tuple[Member, ...]]](lambda self: {})
 
     @property
     def proper_sizes(self) -> tuple[str, ...]:
@@ -155,14 +153,14 @@ class Operation(msgspec.Struct, frozen=True, dict=True):
         """Return the kernel of a name."""
         return next((member for member in self.members if member.name == name), None)
 
-    def resolve(self, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False) -> Problem:
+    def resolve(self, sizes: Sizes, dtype: str | None = None, *, defaults: bool = False) -> Problem:
         """Check sizes and dtype, and complete them with the defaults of what is optional; parameters as for a kernel.
 
         See `autotile.kernel.problem.resolve_problem`.
         """
         return completed_problem(self, sizes, dtype, defaults=defaults, conditions=self.conditions)
 
-    def problem_of(self, kernel: str, sizes: Mapping[str, int], dtype: str) -> Problem | None:
+    def problem_of(self, kernel: str, sizes: Sizes, dtype: str) -> Problem | None:
         """Return the problem that a kernel's sizes are of; None if they do not determine one.
 
         Conditions have their defaults if the kernel computes the problem with them, else other values with which it

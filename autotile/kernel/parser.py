@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from autotile.core.device import EXPRESSION_NAMES
 from autotile.core.dtypes import DTYPES, canonical_dtype
-from autotile.core.model import Value, dtype_names
+from autotile.core.model import Sizes, Value, dtype_names
 from autotile.errors import SpecError, listing
 from autotile.kernel.arguments import ArgumentScope, TensorMapArgument, TextureArgument, parse_arguments, type_hint
-from autotile.kernel.functions import Kind
+from autotile.kernel.functions import Kind, Kinds
 from autotile.kernel.launch import launch_kinds, parse_steps
 from autotile.kernel.problem import ARCHITECTURE, CAPABILITY, derived_default, target_conflict
 from autotile.kernel.spec import (
@@ -189,7 +189,7 @@ def parse_spec(
     return spec
 
 
-def derived_ragged(sizes: Mapping[str, int]) -> dict[str, int]:
+def derived_ragged(sizes: Sizes) -> dict[str, int]:
     """Return ragged sizes for a file that declares none.
 
     Each size in turn takes the first unused prime that is not above its default, from a list that starts at 389, 277,
@@ -240,7 +240,7 @@ def _kind(value: Value) -> Kind:
 
 def _rules(
     table: Table,
-    kinds: Mapping[str, Kind],
+    kinds: Kinds,
     predicates: Mapping[str, Predicate],
     parameters: Sequence[str],
     *,
@@ -260,11 +260,7 @@ def _rules(
 
 
 def _default(
-    document: Table,
-    parameters: tuple[Parameter, ...],
-    rules: tuple[Rule, ...],
-    sizes: Mapping[str, int],
-    steps: tuple[Step, ...],
+    document: Table, parameters: tuple[Parameter, ...], rules: tuple[Rule, ...], sizes: Sizes, steps: tuple[Step, ...]
 ) -> dict[str, Value]:
     table = document.table("default", optional=True)
     if not table.data:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 
 from autotile.core.device import DeviceProperties, version_of
 from autotile.core.dtypes import DTYPES, dtype_name
-from autotile.core.model import Config, Problem, Value
+from autotile.core.model import Config, Problem, Sizes, Value, Values
 from autotile.core.text import NOTHING, bandwidth_text, flops_text, percent_text
 from autotile.errors import DeviceError, ProblemError, SpecError
 from autotile.kernel.arguments import TENSOR_MAP_CAPABILITY
@@ -112,9 +112,7 @@ def _min_capability(spec: KernelSpec) -> tuple[str, str]:
 _FLOAT64_BYTES = 8
 
 
-def resolve_problem(
-    spec: KernelSpec, sizes: Mapping[str, int], dtype: str | None = None, *, defaults: bool = False
-) -> Problem:
+def resolve_problem(spec: KernelSpec, sizes: Sizes, dtype: str | None = None, *, defaults: bool = False) -> Problem:
     """Check sizes and dtype, and complete them with the kernel's defaults, in the order of its file.
 
     Flags, and sizes with a default of 1, may be omitted; with ``defaults``, all may. The dtype is one of the kernel's
@@ -132,7 +130,7 @@ def resolve_problem(
 
 
 def completed_problem(
-    declared: Any, sizes: Mapping[str, int], dtype: str | None, *, defaults: bool, conditions: tuple[str, ...] = ()
+    declared: Any, sizes: Sizes, dtype: str | None, *, defaults: bool, conditions: tuple[str, ...] = ()
 ) -> Problem:
     """Check sizes and dtype against the names that a `KernelSpec` or an operation declares; see `resolve_problem`.
 
@@ -166,7 +164,7 @@ def completed_problem(
     return Problem(declared.name, values, chosen)
 
 
-def size_distance(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[int, float]:
+def size_distance(a: Sizes, b: Sizes) -> tuple[int, float]:
     """Return the distance of two problems of a kernel: differing flags, then doublings summed over all sizes.
 
     Names that only one of them has are ignored.
@@ -204,10 +202,7 @@ _MAX_THREADS = 1024
 
 
 def derived_default(
-    parameters: Sequence[Parameter],
-    rules: Sequence[Rule],
-    blocks: Sequence[Sequence[Expression]],
-    sizes: Mapping[str, int],
+    parameters: Sequence[Parameter], rules: Sequence[Rule], blocks: Sequence[Sequence[Expression]], sizes: Sizes
 ) -> dict[str, Value] | None:
     """Return the first valid configuration in the order of distance from the middle of each parameter's values.
 
@@ -227,7 +222,7 @@ def derived_default(
     steps = 0
     failure: SpecError | None = None
 
-    def holds(index: int, chosen: Mapping[str, Value]) -> bool:
+    def holds(index: int, chosen: Values) -> bool:
         nonlocal failure
         values = {**sizes, **chosen}
         try:

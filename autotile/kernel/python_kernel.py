@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, NamedTuple
@@ -22,13 +23,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.dtypes import DTYPES, dtype_name
+from autotile.core.dtypes import DTYPES, Array, dtype_name
+from autotile.core.model import Sizes
 from autotile.core.text import plural
 from autotile.errors import InputError, SpecError, listing, nearest, type_text
 from autotile.kernel.expressions import Environment, Expression, Location, Node, is_keyword, python_source
 from autotile.kernel.functions import Operand
 from autotile.kernel.sources import global_functions, read_text
 from autotile.kernel.spec import ConfigFunction
+from autotile.kernel.table import MAX_ENTRIES
 
 Predicate = Callable[..., Any]
 """A rule as a function of arrays of parameter values, or of one configuration; see `parse_predicate`."""
@@ -74,7 +77,7 @@ class Buffer:
     restore: bool = False
 
     @property
-    def array(self) -> NDArray[Any] | None:
+    def array(self) -> Array | None:
         """The content, if one is given."""
         return as_array(self.dtype)
 
@@ -152,7 +155,7 @@ def _present(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
-def as_array(value: Any) -> NDArray[Any] | None:
+def as_array(value: Any) -> Array | None:
     """Return an array of NumPy or CuPy as one of NumPy; None for anything else."""
     if isinstance(value, np.ndarray):
         return value
@@ -168,27 +171,26 @@ def _element_type(dtype: Any) -> str:
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one."""
+    """Return a list, or any iterable, as a list; a single value as a list of it, and None as an empty one.
+
+    Of an iterable that is longer than a file may have it, one entry too many, so that a check says so.
+    """
     if value is None:
         return []
     if isinstance(value, np.ndarray):
         return list(value.tolist())
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    many = isinstance(value, Iterable) and not isinstance(value, str)
+    return list(islice(value, MAX_ENTRIES + 1)) if many else [value]
 
 
 ArrayLibrary = Literal["numpy", "cupy"]
 
 
-class ReferenceFunction(NamedTuple):
-    """A function that computes the expected outputs over a library's arrays; see `call_with` and `arranged_outputs`."""
-
-    call: Callable[..., Any]
-    library: ArrayLibrary = "numpy"
+ReferenceFunction = tuple[Callable[..., Any], ArrayLibrary]
+"""A function that computes the expected outputs over a library's arrays; see `call_with` and `arranged_outputs`."""
 
 
-def call_with(
-    function: Callable[..., Any], arrays: Mapping[str, Any], scalars: Mapping[str, Any], sizes: Mapping[str, int]
-) -> Any:
+def call_with(function: Callable[..., Any], arrays: Mapping[str, Any], scalars: Mapping[str, Any], sizes: Sizes) -> Any:
     """Call a function with what it asks for.
 
     If its arguments are named as arrays, scalars or sizes, it gets those; with ``**`` it gets all others too. Otherwise
@@ -274,7 +276,7 @@ def names_read(function: ConfigFunction, configs: Iterable[Mapping[str, Any]]) -
     return read
 
 
-def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def map_rows(function: ConfigFunction, columns: Mapping[str, Array]) -> Array:
     """Return the value of a function of one row, with plain values, in each row of a table, shape (rows,).
 
     The function is called once for each combination of the values that it reads. It must depend on these alone.
@@ -303,13 +305,17 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, NDArray[Any]]) -> N
         return np.array([function(dict(zip(columns, row, strict=True))) for row in zip(*plain, strict=True)])
 
 
+_COMPARED_ROWS = 256
+"""Rows for which a function of booleans is called with plain values, too, 0.1 ms of time."""
+
+
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
     """Return a function of parameters as an expression.
 
     Its arguments are named as parameters, or it takes one mapping of all parameters by name. It is called with arrays
     of equal length, shape (rows,), and returns one boolean for each row. A function that fails with arrays, or returns
-    something else, is called once for each row with plain values instead. Raise `SpecError` if an argument of the
-    function is not a parameter.
+    something else, or other booleans than with plain values, is called once for each row with plain values instead.
+    Raise `SpecError` if an argument of the function is not a parameter.
     """
     name = getattr(function, "__name__", type(function).__name__)
     shown = "a function" if name == "<lambda>" else f"{name}()"
@@ -324,12 +330,12 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             names = tuple(required)
     if unknown := [name for name in names if name not in parameters]:
         raise location.error(
-            f"the function {shown} has an argument {unknown[0]!r}, which is not a parameter"
+            f"{shown} has an argument {unknown[0]!r}, which is not a parameter"
             f"{nearest(unknown[0], parameters)} (parameters: {listing(parameters)}); name its arguments as "
             "parameters, or let it take one mapping of all of them"
         )
 
-    def of_columns(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[np.bool_] | None:
+    def of_columns(columns: Mapping[str, Array], rows: int) -> NDArray[np.bool_] | None:
         """Return the answer for all rows; None if the function is not one of arrays."""
         try:
             holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
@@ -337,10 +343,25 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
             return None  # the calls for single rows report it
         return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
 
-    def of_row(columns: Mapping[str, NDArray[Any]], row: int) -> bool:
+    def of_plain(values: dict[str, Any]) -> Any:
+        return function(dict(values)) if takes_mapping else function(**values)
+
+    def is_of_plain(found: NDArray[np.bool_], columns: Mapping[str, Array]) -> bool:
+        """Whether plain values give other answers: two booleans add up to 2, but NumPy's to True."""
+        if all(column.dtype != np.bool_ for column in columns.values()):
+            return False
+        rows = np.arange(len(found))
+        for row in rows if len(rows) <= _COMPARED_ROWS else np.random.default_rng(0).choice(rows, _COMPARED_ROWS):
+            with suppress(Exception):  # a function of arrays only
+                answer = of_plain({name: column[row].item() for name, column in columns.items()})
+                if isinstance(answer, bool) and answer != found[row]:
+                    return True
+        return False
+
+    def of_row(columns: Mapping[str, Array], row: int) -> bool:
         values = {name: column[row].item() for name, column in columns.items()}
         try:
-            return bool(function(dict(values)) if takes_mapping else function(**values))
+            return bool(of_plain(values))
         except Exception as error:
             holds = of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
             if holds is not None:
@@ -358,7 +379,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         flat = {name: column.reshape(-1) for name, column in zip(names, columns, strict=True)}
         rows = len(next(iter(flat.values()), [()]))
         found = of_columns(flat, rows) if rows > 1 else None  # for one, plain values may be meant
-        if found is None:
+        if found is None or is_of_plain(found, flat):
             found = np.array([of_row(flat, row) for row in range(rows)], np.bool_)
         return found.reshape(shape) if shape else bool(found[0])
 
@@ -377,7 +398,7 @@ class PythonDocument(NamedTuple):
     """Text of the template; None if it is a file."""
     template: Path | None
     """Path of the template; None if it is a text."""
-    arrays: dict[str, NDArray[Any]]
+    arrays: dict[str, Array]
     """Contents of buffers and expected outputs, by the names of the files that the document gives for them."""
     reference: Callable[..., Any] | None
     """Function that computes the expected outputs; None if the reference is none."""
@@ -395,7 +416,7 @@ def build_document(
     launch: Mapping[str, Any] | Sequence[Any] | None,
     steps: Sequence[Mapping[str, Any]],
     reference: Any,
-    sizes: Mapping[str, int] | None,
+    sizes: Sizes | None,
     rules: Mapping[str, Any] | Sequence[Any],
     heuristics: Mapping[str, Any] | Sequence[Any],
     default: Mapping[str, Any] | None,
@@ -420,33 +441,36 @@ def build_document(
     words = re.findall(r"[A-Za-z]\w*", first.partition("<")[0])
     name = str(name) if name is not None else words[-1] if words else "kernel"
     code = text if text is not None else read_text(template, "source") if template is not None else ""
-    given = _named_arguments(arguments, first, code, name, has_steps=entry is None)
-    arrays: dict[str, NDArray[Any]] = {}
-    tables = {key: _argument(key, value, name, arrays) for key, value in given.items()}
-    launched = _launch(launch, name)
-    text_rules, rule_functions = _rules(rules, "rule", name)
-    text_heuristics, heuristic_functions = _rules(heuristics, "heuristic", name)
-    is_accepted = template is not None and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu", template.name)
-    file = template.name if template is not None and is_accepted else f"{name}.cu"
-    document: dict[str, Any] = {
-        "kernel": {"name": name, "template": file, **_given({"entry": entry, **kernel})},
-        "problem": {"sizes": _mapping(sizes, "sizes", name), **_given(problem)},
-        "parameters": {key: listed(values) for key, values in _mapping(parameters, "parameters", name).items()},
-        "default": _mapping(default, "default", name),
-        "rules": text_rules,
-        "heuristics": text_heuristics,
-        "launch": launched,
-        "steps": [_launch(step, name) for step in steps],
-        "arguments": tables,
-        "reference": _reference(reference, tables, launched, arrays, kernel=name, code=code),
-        "work": _given(work),
-    }
-    sections = _mapping(sections, "sections", name)
-    for key, table in sections.items():
-        document[key] = {**document.get(key, {}), **_mapping(table, key, name)}
-    document["reference"] |= _present(checks)
-    kept = (*_REQUIRED, *([] if steps else ["launch"]), *sections)
-    plain = {key: _plain(table, key, name) for key, table in document.items() if table or key in kept}
+    try:
+        given = _named_arguments(arguments, first, code, has_steps=entry is None)
+        arrays: dict[str, Array] = {}
+        tables = {key: _argument(key, value, arrays) for key, value in given.items()}
+        launched = _launch(launch)
+        text_rules, rule_functions = _rules(rules, "rule")
+        text_heuristics, heuristic_functions = _rules(heuristics, "heuristic")
+        is_accepted = template is not None and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.cu", template.name)
+        file = template.name if template is not None and is_accepted else f"{name}.cu"
+        document: dict[str, Any] = {
+            "kernel": {"name": name, "template": file, **_given({"entry": entry, **kernel})},
+            "problem": {"sizes": _mapping(sizes, "sizes"), **_given(problem)},
+            "parameters": {key: listed(values) for key, values in _mapping(parameters, "parameters").items()},
+            "default": _mapping(default, "default"),
+            "rules": text_rules,
+            "heuristics": text_heuristics,
+            "launch": launched,
+            "steps": [_launch(step) for step in steps],
+            "arguments": tables,
+            "reference": _reference(reference, tables, launched, arrays, code=code),
+            "work": _given(work),
+        }
+        sections = _mapping(sections, "sections")
+        for key, table in sections.items():
+            document[key] = {**document.get(key, {}), **_mapping(table, key)}
+        document["reference"] |= _present(checks)
+        kept = (*_REQUIRED, *([] if steps else ["launch"]), *sections)
+        plain = {key: _plain(table, key) for key, table in document.items() if table or key in kept}
+    except SpecError as error:
+        raise SpecError(**{**vars(error), "source": python_source(name)}) from None
     function = reference if callable(reference) else None
     return PythonDocument(plain, rule_functions, heuristic_functions, text, template, arrays, function)
 
@@ -454,7 +478,7 @@ def build_document(
 def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
     if isinstance(source, str) and any(mark in source for mark in "\n{;"):
-        return source.replace("\r\n", "\n").replace("\r", "\n"), None
+        return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"), None  # as of a file
     try:
         path = Path(source).expanduser()
         is_file = path.is_file()
@@ -467,28 +491,24 @@ def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     return None, path.absolute()
 
 
-def _mapping(value: Any, key: str, kernel: str) -> dict[str, Any]:
+def _mapping(value: Any, key: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, Mapping):
-        raise _fault(kernel, key, f"expected a mapping, got {value!r:.60}, {type_text(type(value))}")
+        raise SpecError(f"expected a mapping, got {value!r:.60}, {type_text(type(value))}", key=key)
     return dict(value or {})
-
-
-def _fault(kernel: str, key: str, problem: str) -> SpecError:
-    return SpecError(problem, source=python_source(kernel), key=key)
 
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in _present(table).items() if not isinstance(v, str | Mapping | Sequence) or len(v)}
 
 
-def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, has_steps: bool) -> dict[str, Any]:
+def _named_arguments(arguments: Any, entry: str, source: str, *, has_steps: bool) -> dict[str, Any]:
     """Return arguments by name; those of a list are named as in the signature, where it can be read.
 
     A name that is a keyword of Python, such as ``in``, gets a ``_``.
     """
     if not isinstance(arguments, list | tuple):
-        return _mapping(arguments, "arguments", kernel)
-    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry))
+        return _mapping(arguments, "arguments")
+    names = tuple(f"{name}_" if is_keyword(name) else name for name in parameter_names(source, entry, len(arguments)))
     if len(names) == len(arguments) and len(set(names)) == len(names) and "" not in names:
         return dict(zip(names, arguments, strict=True))
     tables = [each.to_table() for each in arguments if isinstance(each, Buffer | Scalar | Scratch)]
@@ -498,22 +518,40 @@ def _named_arguments(arguments: Any, entry: str, source: str, kernel: str, *, ha
     if are_all_read and not has_steps and len(passed) == len(arguments) != len(names):
         found = f"{entry} takes {plural(len(names), 'parameter')} ({', '.join(names)})"
         fault = f"{found}, but {plural(len(arguments), 'is', 'are')} listed; list one for each"
-        raise SpecError(f"{python_source(kernel)}: [arguments]: {fault}")
+        raise SpecError(fault, key="arguments")
+    if not names and re.fullmatch(_FUNCTION, entry) and (fault := _lacks(source, entry, ())):
+        raise SpecError(f"{entry!r} is no {fault}; expected the name of a __global__ function", key="entry")
     return {f"argument_{number}": value for number, value in enumerate(arguments)}
 
 
-def parameter_names(source: str, entry: str) -> tuple[str, ...]:
-    """Return the names of a function's parameters as its definition declares them; empty where none is found."""
-    function = entry.partition("<")[0].rpartition("::")[2].strip()
-    found = (each.parameters for each in global_functions(source) if each.name == function)
-    return tuple(name for name, _ in next(found, ()))
+_FUNCTION = r"[A-Za-z_][\w:]*(<.*>)?"
 
 
-def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], key: str, kernel: str) -> str:
+def _lacks(code: str, entry: str, others: Iterable[str]) -> str:
+    """Return what a name is not, if no function of the code has it, nor a macro or a header can make one; else ""."""
+    function = entry.partition("<")[0].rpartition("::")[2]
+    if re.search(rf'\b{function}\b|##|#\s*include\s*"', code):
+        return ""
+    return f"function of the code{nearest(function, [*others, *(each.name for each in global_functions(code))])}"
+
+
+def parameter_names(source: str, entry: str, count: int | None = None) -> tuple[str, ...]:
+    """Return the names of a function's parameters as its definition declares them; empty where none is found.
+
+    Of several declarations, the last that names ``count`` parameters: definitions follow, and overloads have others.
+    """
+    named = re.search(r"(?s)(\w+)\s*(?:<.*>)?\s*\Z", entry)  # after a namespace, or the type of an overload
+    functions = (each for each in global_functions(source) if named is not None and each.name == named[1])
+    found = [tuple(name for name, _ in each.parameters) for each in functions]
+    whole = [names for names in found if len(names) == count and all(names)]
+    return whole[-1] if whole else next(iter(found), ())
+
+
+def _file_of(name: str, array: Array, arrays: dict[str, Array], key: str) -> str:
     """Add an array, and return the name of its file, which tells its content apart from others."""
     if dtype_name(array.dtype) not in DTYPES:
         cure = f"convert it with astype() to one of {listing(DTYPES)}, in the byte order of this machine"
-        raise _fault(kernel, key, f"an array of the type {array.dtype}; {cure}")
+        raise SpecError(f"an array of the type {array.dtype}; {cure}", key=key)
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
     digest.update(np.ascontiguousarray(array).data)
     file = f"{name}-{digest.hexdigest()[:16]}.npy"
@@ -521,7 +559,7 @@ def _file_of(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]], ke
     return file
 
 
-def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+def _argument(name: str, value: Any, arrays: dict[str, Array]) -> dict[str, Any]:
     """Return the table of an argument; the content of an array is added to ``arrays``."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -531,17 +569,17 @@ def _argument(name: str, value: Any, kernel: str, arrays: dict[str, NDArray[Any]
     if isinstance(value, Buffer):
         table, array = value.to_table(), value.array
         if array is not None and value.access != "out":
-            table |= {"file": _file_of(name, array, arrays, key, kernel), "whole": True}
+            table |= {"file": _file_of(name, array, arrays, key), "whole": True}
         return table
     if isinstance(value, Scalar | Scratch):
         return value.to_table()
     if isinstance(value, np.generic):
         return Scalar(value.dtype, value.item()).to_table()
     expected = "expected a Buffer, a Scalar, a Scratch, a NumPy array or number, or a table as in a search-space file"
-    raise _fault(kernel, key, f"{expected}; got {type_text(type(value))}")
+    raise SpecError(f"{expected}; got {type_text(type(value))}", key=key)
 
 
-def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
+def _rules(rules: Any, noun: str) -> tuple[dict[str, str], dict[str, Callable[..., Any]]]:
     if isinstance(rules, str) or callable(rules):
         rules = [rules]
     named: dict[str, Any] = {}
@@ -550,7 +588,7 @@ def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str
             own = getattr(rule, "__name__", "")
             named[own if own.isidentifier() and own not in named else f"{noun}_{number}"] = rule
     else:
-        named = _mapping(rules, f"{noun}s", kernel)
+        named = _mapping(rules, f"{noun}s")
     functions = {name: rule for name, rule in named.items() if callable(rule)}
     return {name: rule for name, rule in named.items() if name not in functions}, functions
 
@@ -558,13 +596,13 @@ def _rules(rules: Any, noun: str, kernel: str) -> tuple[dict[str, str], dict[str
 _LAUNCH_KEYS = ("block", "grid", "dynamic_smem_bytes")
 
 
-def _launch(launch: Any, kernel: str) -> dict[str, Any]:
+def _launch(launch: Any) -> dict[str, Any]:
     """Return ``[launch]`` for a mapping, or for a block, a grid and dynamic shared memory in bytes."""
     if isinstance(launch, list | tuple) and 2 <= len(launch) <= len(_LAUNCH_KEYS):
         launch = dict(zip(_LAUNCH_KEYS, launch, strict=False))
     if not isinstance(launch, Mapping | None):
         expected = "expected a mapping with block and grid, or a tuple of these and of dynamic shared memory in bytes"
-        raise _fault(kernel, "launch", f"{expected}; got {launch!r:.60}")
+        raise SpecError(f"{expected}; got {launch!r:.60}", key="launch")
     table = _present(launch or {})
     return {key: listed(value) if key in ("block", "grid", "cluster") else value for key, value in table.items()}
 
@@ -573,9 +611,8 @@ def _reference(
     reference: Any,
     arguments: Mapping[str, Mapping[str, Any]],
     launch: Mapping[str, Any],
-    arrays: dict[str, NDArray[Any]],
+    arrays: dict[str, Array],
     *,
-    kernel: str,
     code: str,
 ) -> dict[str, Any]:
     """Return ``[reference]`` for any of the forms that `autotile.kernel` accepts."""
@@ -585,14 +622,10 @@ def _reference(
     if callable(reference):
         return {"function": function_name(reference)}
     if isinstance(reference, str):
-        if re.fullmatch(r"[A-Za-z_][\w:]*(<.*>)?", reference) and reference not in arguments:
-            function = reference.partition("<")[0].rpartition("::")[2]
-            is_elsewhere = re.search(rf'\b{function}\b|##|#\s*include\s*"', code)  # made by a macro, or in a header
-            if not is_elsewhere:
-                known = [*arguments, *(each.name for each in global_functions(code))]
-                fault = f"{reference!r} is neither an argument nor a function of the code{nearest(function, known)}"
+        if re.fullmatch(_FUNCTION, reference) and reference not in arguments:
+            if fault := _lacks(code, reference, arguments):
                 expected = "expected an expression of arguments, or the name of a __global__ function"
-                raise _fault(kernel, "reference", f"{fault}; {expected}")
+                raise SpecError(f"{reference!r} is neither an argument nor a {fault}; {expected}", key="reference")
             return {"kernel": reference, **{key: launch[key] for key in _LAUNCH_KEYS if key in launch}}
         return {"outputs": dict.fromkeys(written[:1], reference)}
     if not isinstance(reference, Mapping):
@@ -601,9 +634,9 @@ def _reference(
         reference = {"outputs": reference}
     outputs: dict[str, Any] = {}
     key = "reference['outputs']"
-    for name, value in _mapping(reference.get("outputs"), key, kernel).items():
+    for name, value in _mapping(reference.get("outputs"), key).items():
         if (array := as_array(value)) is not None:
-            value = {"file": _file_of(f"expected-{name}", array, arrays, f"{key}[{name!r}]", kernel)}  # noqa: PLW2901
+            value = {"file": _file_of(f"expected-{name}", array, arrays, f"{key}[{name!r}]")}  # noqa: PLW2901
         outputs[name] = value
     return {**reference, "outputs": outputs} if outputs else dict(reference)
 
@@ -620,12 +653,12 @@ def function_name(function: Callable[..., Any]) -> str:
     return name if code is None else f"{name}-{hashlib.sha256(text(code).encode()).hexdigest()[:16]}"
 
 
-def _plain(value: Any, key: str, kernel: str) -> Any:
+def _plain(value: Any, key: str) -> Any:
     """Return a value in the types of TOML; NumPy's numbers become Python's."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(each, f"{key}[{name!r}]", kernel) for name, each in value.items()}
+        return {str(name): _plain(each, f"{key}[{name!r}]") for name, each in value.items()}
     if isinstance(value, list | tuple | range):
-        return [_plain(each, key, kernel) for each in value]
+        return [_plain(each, key) for each in value]
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, os.PathLike):
@@ -633,4 +666,4 @@ def _plain(value: Any, key: str, kernel: str) -> Any:
     if isinstance(value, str | int | float):
         return value
     expected = "expected text, numbers, booleans, or lists and tables of them"
-    raise _fault(kernel, key, f"{expected}; got {value!r:.60}, {type_text(type(value))}")
+    raise SpecError(f"{expected}; got {value!r:.60}, {type_text(type(value))}", key=key)

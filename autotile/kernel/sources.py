@@ -466,11 +466,11 @@ class OwnSources:
         self._read_files()
         self.digest = self._digest.hexdigest()
         """SHA-256 of the files."""
-        self.headers = () if self._has_macro else tuple(map(self._header, sorted(self.included)))
+        self.headers = tuple(
+            (str(path), ["", *islice(_digests(path), 1 if self._is_library(path) else 2)][-1])
+            for path in sorted(self.included if not self._has_macro else ())
+        )
         """Path and one of `_digests` of each file that is included; none where a macro may name any."""
-
-    def _header(self, path: Path) -> tuple[str, str]:
-        return str(path), ["", *islice(_digests(path), 1 if self._is_library(path) else 2)][-1]
 
     def _is_library(self, path: Path) -> bool:
         return any(path.is_relative_to(library) for library in self._libraries)

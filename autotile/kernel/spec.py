@@ -19,7 +19,7 @@ from msgspec import structs
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import Problem, Value, config_text
+from autotile.core.model import Problem, Sizes, Value, Values, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, listing
 from autotile.kernel.arguments import (
@@ -40,7 +40,7 @@ from autotile.kernel.expressions import (
     parse_array_expression,
     parse_expression,
 )
-from autotile.kernel.functions import Kind
+from autotile.kernel.functions import Kind, Kinds
 from autotile.kernel.table import ProblemSection, Table, check_names, describe, stating
 
 COMPILERS = ("nvrtc", "nvcc")
@@ -116,7 +116,7 @@ class Build(msgspec.Struct, frozen=True):
         parts = (*self.defines.values(), *(piece for pieces in self.options.values() for piece in pieces))
         return frozenset().union(*(part.names for part in parts if isinstance(part, Expression)))
 
-    def arguments(self, names: Mapping[str, Value]) -> tuple[str, ...]:
+    def arguments(self, names: Values) -> tuple[str, ...]:
         """Return the options of the compiler, given the value of every name.
 
         Raise `ConfigError` if an expression has no value, or its value makes an option that is not accepted.
@@ -134,7 +134,7 @@ class Build(msgspec.Struct, frozen=True):
         named = ((one, re.fullmatch(_OPTION, one)) for one in found)
         return tuple(one for one, match in named if match is None or match[1] not in _NVCC_ONLY)
 
-    def macros(self, names: Mapping[str, Value]) -> dict[str, str]:
+    def macros(self, names: Values) -> dict[str, str]:
         """Return the texts of the further macros."""
         return {name: v if isinstance(v, str) else macro_text(v.value(names)) for name, v in self.defines.items()}
 
@@ -160,7 +160,7 @@ def macro_text(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
 
 
-def parse_build(kernel: Table, kinds: Mapping[str, Kind], macros: Sequence[str]) -> Build:
+def parse_build(kernel: Table, kinds: Kinds, macros: Sequence[str]) -> Build:
     """Parse ``options``, ``defines`` and ``compiler`` of the section ``[kernel]``."""
     compiler = kernel.text("compiler", "nvrtc")
     if compiler not in COMPILERS:
@@ -189,7 +189,7 @@ _SAMPLES: Mapping[str, str] = {"number": "1", "real": "1.0", "boolean": "true", 
 """A value of each kind, to check an option before its expressions have one."""
 
 
-def _option(kernel: Table, text: str, kinds: Mapping[str, Kind]) -> tuple[str | Expression, ...]:
+def _option(kernel: Table, text: str, kinds: Kinds) -> tuple[str | Expression, ...]:
     """Return the parts of an option: the expressions in braces, and the text between them."""
     if len(text) > _MAX_TEXT or not text.isprintable():
         expected = f"expected one line of at most {_MAX_TEXT} characters"
@@ -309,12 +309,12 @@ class ReferenceKernel(NamedTuple):
             "element_type": self.element_type,
         }
 
-    def macros(self, names: Mapping[str, Value]) -> dict[str, Value]:
+    def macros(self, names: Values) -> dict[str, Value]:
         """Return the values of the macros, given the value of every name."""
         return {name: v if isinstance(v, str) else v.evaluate(names) for name, v in self.defines.items()}
 
 
-def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Mapping[str, Kind]) -> ReferenceKernel:
+def _reference_kernel(table: Table, arguments: Sequence[Argument], kinds: Kinds) -> ReferenceKernel:
     entries = table.table("defines", optional=True)
     if len(entries.data) > _MAX_DEFINES:
         raise table.error("defines", f"at most {_MAX_DEFINES} macros are accepted")
@@ -478,9 +478,7 @@ class Reference(NamedTuple):
         }
 
 
-def parse_reference(
-    table: Table, arguments: tuple[Argument, ...], problem: ProblemSection, kinds: Mapping[str, Kind]
-) -> Reference:
+def parse_reference(table: Table, arguments: tuple[Argument, ...], problem: ProblemSection, kinds: Kinds) -> Reference:
     """Parse ``[reference]``, which has one of five forms: ``outputs``, a kernel, a function, files, or agreement."""
     forms = ("outputs", "kernel", "function", "verify")
     table.allow((*forms, "unchecked", "comparison", "reduction", "tolerance", *KERNEL_KEYS))
@@ -683,7 +681,7 @@ class Computed(NamedTuple):
     """None where only the text of the file is known."""
     location: Location
 
-    def of(self, config: Mapping[str, Value]) -> Value:
+    def of(self, config: Values) -> Value:
         """Return the value for a configuration."""
         if self.function is None:
             raise self.location.error(f"{self.name} is computed by a function, which is not known here")
@@ -703,7 +701,7 @@ class Computed(NamedTuple):
             ) from error
 
 
-def computed_values(computed: Iterable[Computed], config: Mapping[str, Value]) -> dict[str, Value]:
+def computed_values(computed: Iterable[Computed], config: Values) -> dict[str, Value]:
     """Return the computed values of a configuration by their names with prefix; it may hold them already."""
     plain = {name: value for name, value in config.items() if not name.startswith(PREFIX)}
     return {
@@ -727,15 +725,15 @@ class KernelSpec:
     """The only compilation target, such as ``sm_90a``; None for that of the device."""
     minimum_compute_capability: str | None
     """Lowest supported compute capability, such as ``"8.0"``."""
-    sizes: Mapping[str, int]
+    sizes: Sizes
     """Sizes, followed by flags, of a problem with their defaults."""
     flags: tuple[str, ...]
     """Names in ``sizes`` that are 0 or 1."""
-    ragged: Mapping[str, int]
+    ragged: Sizes
     """A second problem for verification, whose sizes are not multiples of a tile; flags have their defaults."""
     dtypes: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    default: Mapping[str, Value]
+    default: Values
     rules: tuple[Rule, ...]
     heuristics: tuple[Rule, ...]
     steps: tuple[Step, ...]
@@ -749,7 +747,7 @@ class KernelSpec:
     """Quantity that a search minimises or maximises; None for the time."""
     metrics: Mapping[str, ArrayExpression]
     """Values that are computed for each trial; one may use those before it."""
-    score_kinds: Mapping[str, Kind]
+    score_kinds: Kinds
     """Kind of each size, flag, and parameter that objectives and metrics may use."""
     source: str
     """Path of the file, as the user gave it."""
@@ -784,11 +782,11 @@ class KernelSpec:
         used |= self.reference.reduction.names
         return tuple(parameter.name for parameter in self.parameters if parameter.name in used)
 
-    def at(self, sizes: Mapping[str, int] | None = None, dtype: str | None = None) -> Problem:
+    def at(self, sizes: Sizes | None = None, dtype: str | None = None) -> Problem:
         """Return the problem of complete sizes and flags, which are not checked; None for the defaults."""
         return Problem(self.name, self.sizes if sizes is None else sizes, dtype or self.dtypes[0])
 
-    def shaped(self, problem: Problem, config: Mapping[str, Value]) -> Problem:
+    def shaped(self, problem: Problem, config: Values) -> Problem:
         """Return a problem with, among its sizes, the parameters that the buffers or the reference depend on."""
         return problem.at({**problem.sizes, **{name: int(config[name]) for name in self.shaping}})
 
@@ -822,7 +820,7 @@ class KernelSpec:
         """Whether a size or flag may be omitted from a problem: flags, and sizes with a default of 1."""
         return name in self.flags or self.sizes[name] == 1
 
-    def ragged_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def ragged_sizes(self, sizes: Sizes) -> dict[str, int]:
         """Return the ragged sizes with the flags of a problem."""
         return {name: sizes[name] if name in self.flags else ragged for name, ragged in self.ragged.items()}
 
@@ -834,10 +832,11 @@ class KernelSpec:
         """Return the buffer of the given name; raise `KeyError` if there is none."""
         return {buffer.name: buffer for buffer in self.buffers}[name]
 
-    @cached_property
-    def _arguments(self) -> dict[str, Argument]:
-        return {argument.name: argument for argument in self.arguments}
-
+    proper_sizes = cached_property(lambda self: tuple(name for name in self.sizes if name not in self.flags))
+    """Sizes that are not flags."""
+    _arguments = cached_property[dict[str, Argument]](
+        lambda self: {argument.name: argument for argument in self.arguments}
+    )
     buffers = cached_property(lambda self: arguments_of_kind(self.arguments, BufferArgument))
     scalars = cached_property(lambda self: arguments_of_kind(self.arguments, ScalarArgument))
     workspaces = cached_property(lambda self: arguments_of_kind(self.arguments, WorkspaceArgument))
@@ -859,7 +858,7 @@ class Objective(NamedTuple):
         return used
 
 
-def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
+def parse_metrics(table: Table, kinds: Kinds, taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
     """Parse ``[metrics]``; a metric may use those before it."""
     check_names(table, what="a metric", taken={**taken, **dict.fromkeys(MEASURED, "a measured value")})
     found: dict[str, ArrayExpression] = {}
@@ -869,7 +868,7 @@ def parse_metrics(table: Table, kinds: Mapping[str, Kind], taken: Mapping[str, s
 
 
 def parse_objective(
-    text: str, metrics: Mapping[str, ArrayExpression], kinds: Mapping[str, Kind], location: Location, *, maximize: bool
+    text: str, metrics: Mapping[str, ArrayExpression], kinds: Kinds, location: Location, *, maximize: bool
 ) -> Objective:
     """Parse an objective. A `SpecError` is raised if it uses no measured value, neither itself nor by a metric."""
     objective = Objective(parse_score(text, metrics, kinds, location), maximize)
@@ -882,7 +881,7 @@ def parse_objective(
     return objective
 
 
-def parse_score(text: str, metrics: Iterable[str], kinds: Mapping[str, Kind], location: Location) -> ArrayExpression:
+def parse_score(text: str, metrics: Iterable[str], kinds: Kinds, location: Location) -> ArrayExpression:
     """Parse an expression over measured values, metrics, and the names in ``kinds``."""
     return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location)
 

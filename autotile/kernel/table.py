@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from autotile.core.documents import MAX_KEY_PARTS, parse_toml
-from autotile.core.model import DTYPE_BYTES, dtype_names
+from autotile.core.model import DTYPE_BYTES, Sizes, dtype_names
 from autotile.errors import SpecError, listing, nearest, type_text
 from autotile.kernel.expressions import (
     NOUNS,
@@ -24,7 +24,7 @@ from autotile.kernel.expressions import (
     one_line,
     parse_expression,
 )
-from autotile.kernel.functions import Kind
+from autotile.kernel.functions import Kind, Kinds
 
 MAX_BYTES = 2**20  # of a file
 MAX_ENTRIES = 1000  # of a table or list
@@ -169,29 +169,29 @@ class Table(msgspec.Struct, frozen=True):
             raise self.error(name, f"expected a finite number, got {describe(value)}")
         return float(value)
 
-    def expression(self, name: str, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
+    def expression(self, name: str, kinds: Kinds, expected: Kind) -> Expression:
         """Return an expression of one kind; a whole number is a constant expression."""
         return self.parse(name, self.require(name), kinds, expected)
 
-    def optional_expression(self, name: str, kinds: Mapping[str, Kind], expected: Kind = "number") -> Expression | None:
+    def optional_expression(self, name: str, kinds: Kinds, expected: Kind = "number") -> Expression | None:
         """Return an expression of one kind, or None if there is no such entry."""
         return self.expression(name, kinds, expected) if name in self.data else None
 
-    def expressions(self, name: str, kinds: Mapping[str, Kind], *, max_length: int = 3) -> tuple[Expression, ...]:
+    def expressions(self, name: str, kinds: Kinds, *, max_length: int = 3) -> tuple[Expression, ...]:
         """Return a list of 1 to ``max_length`` expressions for numbers, by default one for each axis of a launch."""
         values = self.entries(name)
         if len(values) > max_length:
             raise self.error(name, f"at most {max_length} expressions are accepted, got {len(values)}")
         return tuple(self.parse(name, value, kinds, "number") for value in values)
 
-    def any_expression(self, name: str, value: Any, kinds: Mapping[str, Kind]) -> Expression:
+    def any_expression(self, name: str, value: Any, kinds: Kinds) -> Expression:
         """Parse a value of the entry ``name``, text or a number, as an expression of any kind."""
         value = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
         if not isinstance(value, str):
             raise self.error(name, f"expected an expression in a string, got {describe(value)}")
         return parse_expression(value, kinds, self.location(name))
 
-    def parse(self, name: str, value: Any, kinds: Mapping[str, Kind], expected: Kind) -> Expression:
+    def parse(self, name: str, value: Any, kinds: Kinds, expected: Kind) -> Expression:
         """Parse a value of the entry ``name`` as an expression of one kind.
 
         A flag alone also serves as a number, and a whole number as a real one.
@@ -303,12 +303,12 @@ def check_names(table: Table, *, what: str, taken: dict[str, str]) -> None:
 class ProblemSection(msgspec.Struct, frozen=True):
     """The parsed section ``[problem]``: names for expressions, and two problems at which each expression is tested."""
 
-    sizes: Mapping[str, int]
-    ragged: Mapping[str, int]
+    sizes: Sizes
+    ragged: Sizes
     """Default and ragged sizes, with the flags at their defaults, and `DTYPE_BYTES` of the first element type."""
     flags: tuple[str, ...]
     dtypes: tuple[str, ...]
-    parameters: Mapping[str, Kind] = {}
+    parameters: Kinds = {}
     """Kinds of the parameters that shapes and references may use; ``sizes`` and ``ragged`` hold a value of each."""
 
     @property
@@ -347,7 +347,7 @@ class ProblemSection(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def stating(values: Mapping[str, int], used: Collection[str]) -> Iterator[None]:
+def stating(values: Sizes, used: Collection[str]) -> Iterator[None]:
     """Add the sizes at which something is tested to a `SpecError` of the block."""
     try:
         yield

@@ -23,7 +23,7 @@ from autotile.core.text import (
     source_text,
 )
 from autotile.database.winners import StoredRule
-from autotile.families.family import Leaf, Tree
+from autotile.families.family import Split, Tree
 from autotile.report.report_data import OperationData
 from autotile.report.study import FailureGroup, Finalist, StudyData
 from autotile.report.theme import (
@@ -108,7 +108,7 @@ def finals_chart(study: StudyData) -> Chart:
             text = f"{with_units(label(measured_text(default.trial)))} \N{RIGHTWARDS ARROW}"
             place = {"x": 1, "xref": "paper", "xanchor": "right", "y": finalist_label(default), "yref": "y"}
             notes.append({**place, "text": text, "showarrow": False, "font": {"color": INK, "size": 12}})
-    traces = []
+    traces, behind = [], "behind the winner by the objective" if study.has_own_objective else "the winner's time"
     for name, symbol, color, chosen in (
         ("winner", "circle", ACCENT, [one for one in ranked if one.rank == 1]),
         ("ties with the winner", "circle-open", ACCENT, [one for one in ranked if one.is_tie and not one.is_default]),
@@ -117,7 +117,7 @@ def finals_chart(study: StudyData) -> Chart:
     ):
         marks = []
         for one in chosen:
-            ratio = f"{one.ratio.value:.4f} x the winner's time" if one.ratio is not None and one.rank > 1 else ""
+            ratio = f"{one.ratio.value:.4f} x {behind}" if one.ratio is not None and one.rank > 1 else ""
             hover = hover_text(finalist_label(one), measured_text(one.trial), ratio, config_text(one.trial.config))
             marks.append((one.times_us, finalist_label(one), hover))
         traces += points(marks, name=name, symbol=symbol, color=color, size=8, width=2)
@@ -140,7 +140,8 @@ def finals_chart(study: StudyData) -> Chart:
         f"{plural(len(ranked), 'finalist')} were timed in turn; "
         f"{plural(ties, 'configuration ties', 'configurations tie')} with the winner."
     )
-    headings = ("place", f"time, {MICRO_S}", f"95 % interval, {MICRO_S}", "time / winner's", "configuration")
+    relative = "the winner is better, times" if study.has_own_objective else "time / winner's"
+    headings = ("place", f"time, {MICRO_S}", f"95 % interval, {MICRO_S}", relative, "configuration")
     rows = [
         (
             finalist_label(one),
@@ -812,8 +813,8 @@ def family_loss_chart(stored: StoredRule) -> Chart:
 
 def tree_lines(tree: Tree, depth: int = 0, prefix: str = "") -> list[tuple[int, str]]:
     """Return a rule's tree in words: the depth and the text of each question and answer, in reading order."""
-    if isinstance(tree, Leaf):
-        return [(depth, f"{prefix}configuration #{tree.order[0]}")]
+    if not isinstance(tree, Split):
+        return [(depth, f"{prefix}configuration #{tree[0]}")]
     return [
         (depth, f"{prefix}{tree.feature} at most {tree.at_most:,.6g}?"),
         *tree_lines(tree.then, depth + 1, "yes: "),
@@ -828,7 +829,7 @@ _BEND = 0.12
 def rule_tree_chart(stored: StoredRule) -> Chart:
     """Return a family's rule as a tree: each question with its two branches, and the configuration of each leaf."""
     rule, title = stored.rule, "The rule as a tree"
-    if isinstance(rule.tree, Leaf):
+    if not isinstance(rule.tree, Split):
         return Chart("rule_tree", title, None, "One configuration is served for the whole family.")
     nodes: list[dict[str, Any]] = []
     lines: list[tuple[int, float, float]] = []
@@ -837,9 +838,9 @@ def rule_tree_chart(stored: StoredRule) -> Chart:
     def visit(node: Tree, depth: int, answer: str) -> float:
         nonlocal leaves
         config = ""
-        if isinstance(node, Leaf):
+        if not isinstance(node, Split):
             row, leaves = float(leaves), leaves + 1
-            text, config = f"#{node.order[0]}", config_text(rule.configs[node.order[0]].config)
+            text, config = f"#{node[0]}", config_text(rule.configs[node[0]].config)
         else:
             first, second = visit(node.then, depth + 1, "yes: "), visit(node.otherwise, depth + 1, "no: ")
             row = (first + second) / 2

@@ -376,7 +376,8 @@ def _facts(study: StudyData) -> Iterator[tuple[str, str]]:
     if default is not None and default.time_us is not None:
         yield "default", with_units(time_text(default.time_us, default.source))
     if speedup is not None:
-        yield "speed-up", f"{speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
+        label = "objective, over the default" if study.has_own_objective else "speed-up"
+        yield label, f"{speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     outcomes = Counter(one.trial.outcome for one in study.newest)
     if outcomes:
         yield "tried", f"{len(study.newest):,}: {outcomes_text(outcomes)}"

@@ -151,7 +151,8 @@ def answer(study: StudyData) -> Markup:
     if default is not None and config_key(default.config) == config_key(winner.config):
         headline, detail = "The default is the best", "no configuration was faster"
     elif speedup is not None:
-        headline, detail = f"{speedup.value:.3f}{_TIMES} faster than the default", _interval(speedup)
+        better = "better by the objective" if study.has_own_objective else "faster"
+        headline, detail = f"{speedup.value:.3f}{_TIMES} {better} than the default", _interval(speedup)
     else:
         headline = with_units(time_text(winner.time_us, winner.source))
         detail = "the default was not timed"

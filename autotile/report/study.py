@@ -192,6 +192,11 @@ class StudyData:
         """Names of the objectives, time first."""
         return self.settings.objectives or (TIME,)
 
+    @property
+    def has_own_objective(self) -> bool:
+        """Whether the winner is the best by the user's expression; ratios to it are of that, not of times."""
+        return self.winner is not None and OBJECTIVE in self.winner.scores
+
     def score(self, trial: Trial) -> float | None:
         """Return the objective of the search: the time in microseconds, or the value of the user's expression."""
         if not self.settings.objective:

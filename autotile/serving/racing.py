@@ -23,7 +23,7 @@ from autotile.core.dtypes import DTYPES, output_tolerance
 from autotile.core.model import L2Mode, Measurement, Outcome, Trial
 from autotile.core.statistics import median_interval
 from autotile.cuda.driver import outside_of_captures
-from autotile.cuda.timing import EventTimer
+from autotile.cuda.timing import LaunchTimer, event_timer
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import AutotileError
@@ -63,10 +63,10 @@ class Raced(NamedTuple):
         return Measurement(found.value, found.low, found.high, l2=self.l2)
 
 
-def _time_on_device(timer: EventTimer) -> float:
+def _time_on_device(timer: LaunchTimer) -> float:
     """Launch once, and return the time on the GPU in microseconds."""
-    timer.start()
-    return timer.time_us()
+    _, time_us = timer()
+    return time_us()
 
 
 def _time_by_host(launch: Callable[[], object], count: int) -> float:
@@ -170,7 +170,7 @@ def _race(
                 kernel(*target, **scalars)
                 load_cupy().cuda.get_current_stream().synchronize()
             scratch.restore(target)
-            once_us[kernel] = _time_on_device(EventTimer(partial(kernel, *target, **scalars), lambda: None))
+            once_us[kernel] = _time_on_device(event_timer(partial(kernel, *target, **scalars), lambda: None))
             spent_us += once_us[kernel]
             if number == 0 or scratch.agrees():
                 entrants.append(Raced(kernel, [], "eager" if is_eager else "cold"))
@@ -185,7 +185,7 @@ def _race(
         for _ in range(count):
             memory.memset_async(0, memory.mem.size)
 
-    flushing = EventTimer(flush, lambda: None)
+    flushing = event_timer(flush, lambda: None)
     for _ in range(2):  # the first loads it
         flush_us = _time_on_device(flushing)
     flushes = min(math.ceil(_AHEAD_US / max(flush_us, 1.0)), _MAX_FLUSHES)
@@ -197,7 +197,7 @@ def _race(
             count = int(min(max(_BATCH_US / once_us[one.kernel], 3), _BATCH))
             samples.append((partial(_time_by_host, launch, count), count))
         else:
-            samples.append((partial(_time_on_device, EventTimer(launch, partial(flush, flushes))), 1))
+            samples.append((partial(_time_on_device, event_timer(launch, partial(flush, flushes))), 1))
     for turn in range(_MAX_ROUNDS):
         for one, (time_sample, count) in zip(entrants, samples, strict=True):
             if one in racing and spent_us < budget_us:

@@ -8,14 +8,14 @@ rules exclude; it must guard its own divisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from autotile.core.model import Value
+from autotile.core.model import Values
 from autotile.core.text import plural
 from autotile.errors import EmptySpaceError, SpecError
 from autotile.kernel.expressions import Location
@@ -25,6 +25,7 @@ Codes = NDArray[np.unsignedinteger]
 """Indices into the values of a parameter, in the smallest unsigned type that holds them."""
 
 Columns = Mapping[str, Codes]
+Mask = NDArray[np.bool_]
 Domains = Mapping[str, NDArray[np.generic]]
 """Values of each parameter, as an array."""
 
@@ -57,7 +58,7 @@ class SpaceStage(msgspec.Struct, frozen=True):
 
 
 def join(
-    parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Mapping[str, Value], source: str = ""
+    parameters: Sequence[Parameter], rules: Sequence[Rule], fixed: Values, source: str = ""
 ) -> tuple[list[Codes], list[SpaceStage]]:
     """Enumerate the combinations that meet the rules, conditions over parameters and the names in ``fixed``.
 
@@ -65,7 +66,7 @@ def join(
     after each rule, in the order applied. ``source`` is the path of the file, for messages.
     """
     domains = {parameter.name: np.array(parameter.values) for parameter in parameters}
-    conditions = [_Condition.of(rule, domains, fixed) for rule in rules]
+    conditions = [_condition(rule, domains, fixed) for rule in rules]
     combinations = prod(map(len, domains.values()))
     constants: Columns = {name: _ONE_CODE for name, values in domains.items() if len(values) == 1}
     columns: dict[str, Codes] = {}  # of the joined parameters that have more than one value
@@ -102,12 +103,16 @@ def join(
                 kind=EmptySpaceError,
             )
 
-    for condition in conditions:
-        if not condition.names:  # it keeps all combinations or none
-            record(condition.rule, combinations if condition.share else 0)
+    for rule, (names, share, _) in zip(rules, conditions, strict=True):
+        if not names:  # it keeps all combinations or none
+            record(rule, combinations if share else 0)
     for name in join_order(domains, conditions):
         joined.add(name)
-        completed = [c for c in conditions if name in c.names and joined.issuperset(c.names)]
+        completed = [
+            (rule, holds)
+            for rule, (names, _, holds) in zip(rules, conditions, strict=True)
+            if name in names and joined.issuperset(names)
+        ]
         if name in constants and not completed:
             continue
         size = len(domains[name])
@@ -120,8 +125,8 @@ def join(
             chunk = {other: column[start : start + step] for other, column in columns.items()}
             chunk_rows = min(step, rows - start)
             keep = np.ones((chunk_rows, size), np.bool_)
-            for position, condition in enumerate(completed):
-                keep &= condition.holds(name, {**constants, **chunk}, chunk_rows)
+            for position, (_, holds) in enumerate(completed):
+                keep &= holds(name, {**constants, **chunk}, chunk_rows)
                 counts[position] += int(np.count_nonzero(keep))
             row, code = np.divmod(np.flatnonzero(keep), size)
             added = {name: code.astype(code_dtype(size))} if size > 1 else {}
@@ -130,8 +135,8 @@ def join(
             check_size(name, kept, MAX_ROWS)
             check_bytes(kept, sum(column.itemsize for column in pieces[-1].values()))
         unbound = combinations // prod(len(domains[other]) for other in (*columns, name))
-        for condition, count in zip(completed, counts, strict=True):
-            record(condition.rule, count * unbound)
+        for (rule, _), count in zip(completed, counts, strict=True):
+            record(rule, count * unbound)
         columns = {other: np.concatenate([piece.pop(other) for piece in pieces]) for other in tuple(pieces[0])}
         rows = kept
     check_bytes(rows, len(parameters) * code_dtype(max(map(len, domains.values()))).itemsize)
@@ -153,58 +158,54 @@ def code_dtype(size: int) -> np.dtype[np.unsignedinteger]:
     return np.min_scalar_type(size - 1)
 
 
-class _Condition(msgspec.Struct, frozen=True):
-    """A rule, its parameters, and its truth table over the grid of their values; no table if the grid is too large."""
+Condition = tuple[tuple[str, ...], float, Callable[[str, Columns, int], Mask]]
+"""The parameters of a rule, the share of its grid that meets it, 1 if unknown, and a function that applies it.
 
-    rule: Rule
-    names: tuple[str, ...]
-    domains: Domains
-    fixed: Mapping[str, Value]
-    truth: NDArray[np.bool_] | None
-    share: float
-    """Fraction of its grid that meets the rule; 1 if unknown."""
-
-    @classmethod
-    def of(cls, rule: Rule, domains: Domains, fixed: Mapping[str, Value]) -> _Condition:
-        names = tuple(name for name in domains if name in rule.expression.names)
-        shape = tuple(len(domains[name]) for name in names)
-        if prod(shape) > MAX_GRID:
-            return cls(rule, names, domains, fixed, truth=None, share=1.0)
-        last = len(names) - 1
-        grid = {name: domains[name].reshape(-1, *[1] * (last - axis)) for axis, name in enumerate(names)}
-        truth = np.broadcast_to(rule.expression.evaluate({**fixed, **grid}), shape)
-        return cls(rule, names, domains, fixed, truth, share=float(np.mean(truth)))
-
-    def holds(self, joined: str, columns: Columns, rows: int) -> NDArray[np.bool_]:
-        """Return True if each row meets the rule with each value of the joined parameter: bool, (rows, values)."""
-        others = [name for name in self.names if name != joined]
-        shape = (rows, len(self.domains[joined]))
-        if self.truth is None:
-            values = {name: self.domains[name][columns[name]][:, np.newaxis] for name in others}
-            holds = self.rule.expression.evaluate({**self.fixed, **values, joined: self.domains[joined]})
-            return np.broadcast_to(holds, shape)
-        truth = np.moveaxis(self.truth, self.names.index(joined), -1)
-        keys = rank([columns[name] for name in others], truth.shape[:-1], rows)
-        return truth.reshape(-1, shape[1])[keys]
+Given the joined parameter, the columns of the others, and the number of rows, the function returns whether each row
+meets the rule with each value of the joined parameter, shape (rows, values)."""
 
 
-def join_order(domains: Domains, conditions: Sequence[_Condition]) -> list[str]:
+def _condition(rule: Rule, domains: Domains, fixed: Values) -> Condition:
+    expression = rule.expression
+    names = tuple(name for name in domains if name in expression.names)
+    sizes = [len(domains[name]) for name in names]
+    if prod(sizes) > MAX_GRID:
+
+        def evaluated(joined: str, columns: Columns, rows: int) -> Mask:
+            values = {name: domains[name][columns[name]][:, np.newaxis] for name in names if name != joined}
+            holds = expression.evaluate({**fixed, **values, joined: domains[joined]})
+            return np.broadcast_to(holds, (rows, len(domains[joined])))
+
+        return names, 1.0, evaluated
+    after = range(len(names) - 1, -1, -1)  # axes behind that of each parameter
+    grid = {name: domains[name].reshape(-1, *[1] * axes) for name, axes in zip(names, after, strict=True)}
+    table = np.broadcast_to(expression.evaluate({**fixed, **grid}), sizes)
+
+    def looked_up(joined: str, columns: Columns, rows: int) -> Mask:
+        truth = np.moveaxis(table, names.index(joined), -1)
+        keys = rank([columns[name] for name in names if name != joined], truth.shape[:-1], rows)
+        return truth.reshape(-1, truth.shape[-1])[keys]
+
+    return names, float(np.mean(table)), looked_up
+
+
+def join_order(domains: Domains, conditions: Sequence[Condition]) -> list[str]:
     """Order the parameters so that tables stay small.
 
     The next rule is the one whose missing parameters, with every rule that they complete, have the smallest expected
     growth of the table; parameters without rules come last. Ties are resolved by declared order.
     """
     order: list[str] = []
-    pending = [condition for condition in conditions if condition.names]
+    pending = [(names, share) for names, share, _ in conditions if names]
 
-    def growth(condition: _Condition) -> float:
-        bound = {*order, *condition.names}
-        values = prod(len(domains[name]) for name in condition.names if name not in order)
-        return values * prod(other.share for other in pending if bound.issuperset(other.names))
+    def growth(condition: tuple[tuple[str, ...], float]) -> float:
+        bound = {*order, *condition[0]}
+        values = prod(len(domains[name]) for name in condition[0] if name not in order)
+        return values * prod(share for names, share in pending if bound.issuperset(names))
 
     while pending:
-        chosen = min(pending, key=growth)
-        missing = [name for name in chosen.names if name not in order]
+        chosen, _ = min(pending, key=growth)
+        missing = [name for name in chosen if name not in order]
         order += sorted(missing, key=lambda name: len(domains[name]))
-        pending = [condition for condition in pending if not set(order).issuperset(condition.names)]
+        pending = [(names, share) for names, share in pending if not set(order).issuperset(names)]
     return order + [name for name in domains if name not in order]

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Problem, Resources, Value
+from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Problem, Resources, Values
 from autotile.core.text import plural
 from autotile.errors import nearest
 from autotile.kernel.arguments import (
@@ -59,7 +59,8 @@ def occupancy(threads: int, registers: int, smem_bytes: int, device: DevicePrope
     if a block exceeds a hard limit (threads or registers per block, registers per thread, opt-in shared memory per
     block); the occupancy is then limited by that resource.
     """
-    limits = {name: int(blocks) for name, blocks in block_limits(threads, registers, smem_bytes, device).items()}
+    block = clipped(threads, -1, CLIP), clipped(registers, -1, CLIP), clipped(smem_bytes, -1, _CLIP_BYTES)
+    limits = {name: int(blocks) for name, blocks in block_limits(*block, device).items()}
     blocks_per_sm = min(limits.values())
     warps_per_sm = blocks_per_sm * -(-threads // device.warp_size)
     return Occupancy(
@@ -127,7 +128,7 @@ def _blocks(available: int | Blocks, needed: Blocks, possible: NDArray[np.bool_]
     return np.where(possible, shared, 0)
 
 
-EvaluateWhere = Callable[[Mapping[str, Value], Mask, Expression], Column]
+EvaluateWhere = Callable[[Values, Mask, Expression], Column]
 """Evaluates an expression over parameters, sizes, flags, ``device.*`` and further names, whose values are given, in
 selected rows, shape (rows,); a bool selects all or none. The result is an int64 column, 1 in other rows; for a single
 configuration, an int."""
@@ -191,15 +192,13 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def launches(self) -> tuple[LaunchDemand, ...]:
         """One of each step; all launches of a step whose expressions depend on ``step``."""
-        is_possible = self.launch_count <= MAX_LAUNCHES
         found = []
         for step, count in zip(self.spec.steps, self._counts, strict=True):
-            launch, possible = step.launch, count * is_possible
+            launch = step.launch
             parts = (*launch.block, *launch.grid, *launch.cluster)
             parts += tuple(filter(None, (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers)))
             varies = any(STEP in part.names for part in parts)
-            for number in range(int(np.max(possible, initial=0)) if varies else 1):
-                runs = number < possible
+            for number, runs in self._runs(count, varies=varies):
                 found.append(LaunchDemand(self.spec, step, runs, partial(self.evaluate, {STEP: number}, runs)))
         return tuple(found)
 
@@ -221,12 +220,10 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         """Name, type and value of each scalar that depends on more than the problem, and what makes that launch."""
         found = []
         for step, count in zip(self.spec.steps, self._counts, strict=True):
-            possible = count * (self.launch_count <= MAX_LAUNCHES)
             for scalar in self.spec.scalars:
                 if scalar.is_per_launch and scalar.binding is not None and scalar.name in step.arguments:
                     dtype, varies = scalar.element_type(self.problem.dtype), STEP in scalar.binding.names
-                    for number in range(int(np.max(possible, initial=0)) if varies else 1):
-                        runs = number < possible
+                    for number, runs in self._runs(count, varies=varies):
                         found.append((scalar.name, dtype, self.evaluate({STEP: number}, runs, scalar.binding), runs))
         return found
 
@@ -240,6 +237,12 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
             total = total + reduce(operator.mul, extents, float(element_bytes))
         return total
 
+    def _runs(self, count: Column, *, varies: bool) -> Iterator[tuple[int, Mask]]:
+        """Yield the launches of a step by number, one for all if they do not vary, with what makes each."""
+        possible = count * (self.launch_count <= MAX_LAUNCHES)
+        for number in range(int(np.max(possible, initial=0)) if varies else 1):
+            yield number, number < possible
+
     @cached_property
     def _counts(self) -> list[Column]:
         """The number of launches of each step, clipped to 0 and just above the limit."""
@@ -251,10 +254,10 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         return counts
 
 
-def demand_of(spec: KernelSpec, names: Mapping[str, Value], problem: Problem) -> Demand:
+def demand_of(spec: KernelSpec, names: Values, problem: Problem) -> Demand:
     """Return the demand of a single configuration, given the value of every name."""
 
-    def evaluate(extra: Mapping[str, Value], rows: bool, expression: Expression) -> int:
+    def evaluate(extra: Values, rows: bool, expression: Expression) -> int:
         if not rows:
             return 1
         return int(expression.value(names if expression.names.isdisjoint(extra) else {**extra, **names}))
@@ -285,9 +288,9 @@ def limits_of(spec: KernelSpec) -> tuple[Limit, ...]:
     return tuple(limit for limit in LIMITS if limit.applies(spec))
 
 
-def limit_violation(demand: Demand, device: DeviceProperties, limits: Sequence[Limit] | None = None) -> str:
+def limit_violation(demand: Demand, device: DeviceProperties) -> str:
     """Return an explanation of the first limit that a single configuration violates; "" if it violates none."""
-    for limit in limits_of(demand.spec) if limits is None else limits:
+    for limit in limits_of(demand.spec):
         if not limit.fits(demand, device):
             return f"{limit.name}: {limit.explain(demand, device)}"
     return ""
@@ -529,7 +532,7 @@ LIMITS = (
 """All limits, in the order applied."""
 
 
-def unfit_scalar(spec: KernelSpec, dtype: str, names: Mapping[str, Value]) -> str:
+def unfit_scalar(spec: KernelSpec, dtype: str, names: Values) -> str:
     """Return why a scalar that the problem binds does not fit in its type, as one line; "" if all fit."""
     faults = (
         bound_fault(scalar.name, int(scalar.binding.value(names)), scalar.element_type(dtype))

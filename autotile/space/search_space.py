@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, Problem, Value, config_text
+from autotile.core.model import Config, Problem, Value, Values, config_text
 from autotile.errors import ArgumentError, EmptySpaceError, SpecError
 from autotile.kernel.arguments import Mask
 from autotile.kernel.expressions import Expression
@@ -108,7 +108,7 @@ class SearchSpace(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return which rows are also in another table of the same parameters, shape (rows,)."""
         return np.isin(self.ranks, other.ranks, assume_unique=True)
 
-    def evaluate(self, expression: Expression, fixed: Mapping[str, Value]) -> NDArray[np.generic]:
+    def evaluate(self, expression: Expression, fixed: Values) -> NDArray[np.generic]:
         """Return the value of an expression in every row, shape (rows,).
 
         It is over parameters and the names in ``fixed``: sizes and device properties. It is evaluated once for each
@@ -235,9 +235,7 @@ def _feasible(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> S
     return structs.replace(space.select(fits, stages), seconds=time.perf_counter() - started)
 
 
-def _column(
-    space: SearchSpace, fixed: Mapping[str, Value], extra: Mapping[str, Value], rows: Mask, expression: Expression
-) -> NDArray[np.int64]:
+def _column(space: SearchSpace, fixed: Values, extra: Values, rows: Mask, expression: Expression) -> NDArray[np.int64]:
     """Return the value of an expression in the given rows, 1 in others; shape (1,) if it contains no parameter.
 
     Parameters are those of `autotile.space.limits.EvaluateWhere`.

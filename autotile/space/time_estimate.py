@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Config, Problem, Value
+from autotile.core.model import Config, Problem, Sizes, Values
 from autotile.errors import SpecError
 from autotile.kernel.arguments import ArrayArgument
 from autotile.kernel.expressions import Expression
@@ -137,21 +137,21 @@ def _estimated(spec: KernelSpec, problem: Problem, device: DeviceProperties, spa
     if spec.computed or not len(space):
         return None
     count, fixed = len(space), {STEP: 0, **fixed_names(spec, problem, device)}
-    ones = {name: 1 for name in spec.sizes if name not in spec.flags}
+    ones = dict.fromkeys(spec.proper_sizes, 1)
 
-    def column(of: Expression, names: Mapping[str, Value] = fixed, rows: SearchSpace = space) -> Column:
+    def column(of: Expression, names: Values = fixed, rows: SearchSpace = space) -> Column:
         return np.asarray(rows.evaluate(of, names), np.float64)
 
     def optional(of: Expression | None, otherwise: Column | float = 0.0) -> Column:
         return np.full(count, otherwise) if of is None else column(of)
 
-    def product(extents: Sequence[Expression], names: Mapping[str, Value] = fixed, rows: SearchSpace = space) -> Column:
+    def product(extents: Sequence[Expression], names: Values = fixed, rows: SearchSpace = space) -> Column:
         return reduce(np.multiply, (np.maximum(column(each, names, rows), 1.0) for each in extents))
 
     total = [product([*step.launch.block, *step.launch.grid]).sum() for step in spec.main_steps]
     launch = spec.main_steps[int(np.argmax(total))].launch
 
-    def blocks_at(sizes: Mapping[str, int], rows: SearchSpace = space) -> Column:
+    def blocks_at(sizes: Sizes, rows: SearchSpace = space) -> Column:
         """Return the blocks at other sizes, on a device whose SMs limit no grid, as that of a persistent kernel."""
         return product(launch.grid, {**fixed, "device.sm_count": _UNLIMITED_SMS, **sizes}, rows)
 

@@ -31,8 +31,8 @@ def sync_choices(group: Any = None, *, strict: bool = False) -> None:
     """
     distributed = torch.distributed
     source = 0 if group is None else distributed.get_global_rank(group, 0)
-    on_gpu = distributed.get_backend(group) == "nccl"  # whose tensors are on the GPU, others' on the host
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    on_host = "cpu:" in distributed.get_backend_config(group)  # NCCL alone takes tensors on the GPU only
+    device = torch.device("cpu") if on_host else torch.device("cuda", torch.cuda.current_device())
     is_first = bool(distributed.get_rank(group) == 0)
 
     def broadcast(data: bytes) -> bytes:

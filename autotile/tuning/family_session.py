@@ -322,8 +322,8 @@ class _Spread:
         measured, others = (Traits.of(spec, self.device, configs, resident, at) for at in (measured_at, others_at))
         valid = meet_rules(spec, self.device, configs, others_at)
         data = TrainingData(matrix.times_us, matrix.proposed_by, measured, others, valid)
-        learned = learn_rule(data, list_features(spec, max_configs), max_configs)
-        chosen = list(learned.chosen)
+        columns, tree, losses, held_out = learn_rule(data, list_features(spec, max_configs), max_configs)
+        chosen = list(columns)
         points = tuple(
             RulePoint(
                 sizes=dict(sizes),
@@ -332,13 +332,13 @@ class _Spread:
                     for time_us, low_us, high_us in matrix.measurements[row, chosen].tolist()
                 ),
                 best_us=float(np.nanmin(matrix.times_us[row])),
-                loss=float(learned.losses[row]),
-                held_out=float(learned.held_out[row]) if np.isfinite(learned.held_out[row]) else None,
+                loss=float(losses[row]),
+                held_out=float(held_out[row]) if np.isfinite(held_out[row]) else None,
                 without=loss_without(spec, self.device, self.dtype, matrix, row),
             )
             for row, sizes in enumerate(matrix.points)
         )
-        return FamilyRule(self.family, tuple(matrix.configs[column] for column in chosen), learned.tree, points)
+        return FamilyRule(self.family, tuple(matrix.configs[column] for column in chosen), tree, points)
 
 
 def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:

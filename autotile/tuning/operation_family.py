@@ -34,7 +34,6 @@ from autotile.families.family import Extent, Family, parse_family, spread_member
 from autotile.families.operation_model import (
     CandidateKey,
     KernelSizes,
-    MeasuredProblem,
     ModelCandidate,
     OperationModel,
     fit_model,
@@ -502,8 +501,8 @@ class Sweep:
         losses = total / weights
         order = list(losses)
         if self._model is not None:
-            ranking = self._model.rank(sizes, kernels, self.specs, self.device)
-            expected = {ranking.ready.candidates[number].key: place for place, number in enumerate(ranking.order)}
+            ranked, _, of = self._model.rank(sizes, kernels, self.specs, self.device)
+            expected = {of(number).candidate.key: place for place, number in enumerate(ranked)}
             order = [expected.get(one.key, len(expected) + losses[place]) for place, one in enumerate(valid)]
         ordered = [valid[number] for number in np.argsort(order, kind="stable")]
         best, others = ordered[:_TRIED], ordered[_TRIED:]
@@ -528,7 +527,7 @@ class Sweep:
             times_us = {key: time_us for key, time_us in one.times_us.items() if key in kept}
             times_us |= {libraries[name].key: time_us for name, time_us in one.libraries.items()}
             if times_us:
-                problems.append(MeasuredProblem(one.sizes, one.kernels, times_us))
+                problems.append((one.sizes, one.kernels, times_us))
         of = self.operation.name, self.dtype, self.device, self.specs
         self._model, held_out = fit_model(*of, candidates=candidates, problems=problems, flags=self.operation.flags)
         # what the networks choose at problems that they were not fitted to

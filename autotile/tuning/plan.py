@@ -129,7 +129,7 @@ def read_plan(path: Path) -> TuningPlan:
     too many problems.
     """
     try:
-        document = convert(parse_toml(read_regular(path, MAX_PLAN_BYTES).decode()), _PlanDocument)
+        document = convert(parse_toml(read_regular(path, MAX_PLAN_BYTES).decode("utf-8-sig")), _PlanDocument)
     except OSError as error:
         raise InputError(f"the plan {path} cannot be read: {error.strerror}") from None
     except (DataError, ValueError, InputError) as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
 from autotile.core.model import (
+    OBJECTIVE,
     OBJECTIVES,
     Config,
     Outcome,
@@ -326,12 +327,14 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         ]
         if self.speedup is not None:
             ratio = self.speedup
-            text = f"{ratio.value:.3f}x over the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
+            is_scored = winner is not None and OBJECTIVE in winner.scores  # it may take longer than the default then
+            over = "better than" if is_scored else "over"
+            text = f"{ratio.value:.3f}x {over} the default, 95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x"
             if winner is not None and default is not None and winner.config == default.config:
                 text = "none: the default configuration is the winner"
             elif is_tie(ratio):
                 text += ": not told apart from the default"
-            facts.append(("speed-up", text))
+            facts.append(("objective" if is_scored else "speed-up", text))
         if self.ties:
             more = len(self.ties) - _MAX_TIES_SHOWN
             shown = [f"  {config_text(config)}" for config in self.ties[:_MAX_TIES_SHOWN]]

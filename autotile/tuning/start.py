@@ -147,7 +147,7 @@ class Scorer:
         value = _number(expression.evaluate(names))
         if value is None or value <= 0:
             raise InputError(
-                f"the objective {expression.text!r} is {value if value is not None else 'not finite'} with "
+                f"the objective {expression.text!r} is {value if value is not None else 'no finite real number'} with "
                 f"{config_text(config)}; expected a positive number"
             )
         return value

@@ -54,7 +54,7 @@ from autotile.cuda.expected_outputs import ExpectedOutputs
 from autotile.cuda.function import LaunchSequence, StepFunctions
 from autotile.cuda.instance import MEMORY_SHARE, BoundArguments, Instances, ProblemInstance, Verdict
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.timing import EnergyMeter, Launch, Nvml, Timer, drift_us
+from autotile.cuda.timing import Launch, Nvml, Timer, drift_us, energy_meter
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
 from autotile.kernel.inputs import ragged_problem, with_captured_call
@@ -385,7 +385,7 @@ class _LoadedKernel:
         )
         self.timer = Timer(self.device.l2_bytes, workload.l2, workload.sample_limit_s)
         self.telemetry = Nvml(workload.device_index)
-        self.energy = EnergyMeter(self.timer, self.telemetry) if workload.energy else None
+        self.energy = energy_meter(self.timer, self.telemetry) if workload.energy else None
         self.event_floor_us: float | None = None
         """Time between two events; None before the first measurement."""
         self.checked: dict[str, Verdict] = {}
@@ -494,7 +494,7 @@ class LaidOut:
             again = instance.digest()
             telemetry[OUTPUT_DIGEST] = digest if digest == again else VARYING_OUTPUTS
             if kernel.energy is not None and reading.outcome is Outcome.OK and reading.measurement is not None:
-                telemetry |= kernel.energy.read(launch, reading.measurement.time_us)
+                telemetry |= kernel.energy(launch, reading.measurement.time_us)
             if len(self._spec.steps) > 1:  # the time of each, between events in whole calls
                 by_step = launch.by_step()
                 names = [f"{STEP_TIME}{step}.{self._spec.steps[step].entry}" for step in by_step]

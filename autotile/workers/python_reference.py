@@ -81,9 +81,9 @@ class ExpectedFolder:
             raise InputError(f"there is no room for expected outputs: {error.strerror}; set TMPDIR") from None
         if function is None:
             return
-        self._function = function
+        self._call, self._library = function
         try:
-            if function.library == "cupy" and _is_cuda_initialized():
+            if self._library == "cupy" and _is_cuda_initialized():
                 for one in inputs:
                     self._write(*one)
             else:
@@ -200,7 +200,7 @@ class ExpectedFolder:
     def _write(self, sizes: Mapping[str, int], seed: int, check: bool) -> None:
         function = self._spec.reference.function
         place = f"{self._spec.source}: [reference] function {function} at {sizes_text(sizes)}"
-        library: Any = load_cupy() if self._function.library == "cupy" else np
+        library: Any = load_cupy() if self._library == "cupy" else np
         problem = self._spec.at(sizes, self._dtype)
         maker = input_maker(self._spec, problem, seed=seed, check=check)
         values: dict[str, Any] = {}
@@ -214,7 +214,7 @@ class ExpectedFolder:
         unchecked = self._spec.reference.unchecked
         written = [buffer for buffer in self._spec.buffers if buffer.is_written and buffer.name not in unchecked]
         try:
-            returned = call_with(self._function.call, values, scalars, sizes)
+            returned = call_with(self._call, values, scalars, sizes)
             outputs = arranged_outputs(returned, [buffer.name for buffer in written])
             for buffer in written:
                 found = outputs[buffer.name]

@@ -2,6 +2,7 @@
 
 import doctest
 import gc
+import itertools
 import math
 import pickle
 from pathlib import Path
@@ -293,6 +294,13 @@ MISTAKES = {
     "[arguments['x']['access']]": {"arguments": {"x": Buffer("float32", "n", "write")}},
     "[sizes['n']]: expected a whole number": {"sizes": {"n": 0}},
     "[parameters['WORK']]: the number 1 is listed twice": {"parameters": {"THREADS": [32], "WORK": [1, 1]}},
+    "[parameters['WORK']]: 1001 entries, at most 1000": {"parameters": {"THREADS": [32], "WORK": itertools.count(1)}},
+    "[entry]: 'scal' is no function of the code; did you mean 'scale'?": {
+        "entry": "scal",
+        "name": "scale",
+        "arguments": [Buffer("dtype", "n"), Buffer("dtype", "n", "out"), Scalar("int32", "n"), Scalar("float32", 2.0)],
+    },
+    "[rules['rule_1']]: a function has an argument 'X', which is not": {"rules": [lambda X, WORK: X < WORK]},
     "[default['WORK']]: the number 3 is not among the values": {"default": {"THREADS": 128, "WORK": 3}},
     "[flops]: ": {"flops": "n +"},
     "[reference": {"reference": "factor * xx"},
@@ -428,3 +436,14 @@ def test_no_file_is_left_behind(tmp_path):
 )
 def test_names_of_parameters_are_read_from_the_code(code, entry, names):
     assert parameter_names(code + " {}", entry) == names
+
+
+@pytest.mark.parametrize("declared", ["f(int*, int)", "f(int* p, int q)", "f(int b)", "f(int b, int c, int d)"])
+@pytest.mark.parametrize("entry", ["f", "(void (*)(vec<int>*, int))f", "s::f<2>"])
+def test_of_several_declarations_the_definition_with_as_many_parameters_has_the_names(declared, entry):
+    code = f"__global__ void {declared};\n__global__ void f(int* x, int n) {{ }}"
+    assert parameter_names(code, entry, 2) == ("x", "n")
+
+
+def test_a_source_may_begin_with_the_mark_of_utf_8():
+    assert scale("\ufeff" + CODE).definition.source_hash == scale().definition.source_hash

@@ -100,6 +100,16 @@ class TestDoctor:
         assert 'pip install -e ".[cuda13]" in a checkout' in found["headers"]["cure"]
         assert 'pip install "autotile[cuda13]" elsewhere' in found["headers"]["cure"]
 
+    def test_a_broken_kernel_of_the_user_is_no_fault_of_the_gpu_worker(self, run, tmp_path, monkeypatch):
+        (tmp_path / "a_broken.toml").write_text("[[")
+        (tmp_path / "a_folder.toml").mkdir()
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
+        (kernels,) = [check for check in run("doctor", "--json").document["checks"] if check["name"] == "kernels"]
+        assert (kernels["status"], kernels["detail"].count("\n")) == ("warn", 0)
+        assert "a_broken.toml: not TOML" in kernels["detail"]
+        worker = doctor._check("GPU worker", lambda: doctor._worker_text(doctor.read_settings()))
+        assert "a_broken" not in worker.detail  # with a GPU and without
+
     def test_a_broken_configuration_file(self, run, tmp_path):
         folder = tmp_path / "config" / "autotile"
         folder.mkdir(parents=True)

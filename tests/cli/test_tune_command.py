@@ -301,6 +301,18 @@ def test_the_front_is_in_the_document_and_a_table_but_nothing_of_time_alone(tune
     assert {"front", "objectives"}.isdisjoint(tune("--json", "--objective", "time").document)
 
 
+def test_a_winner_by_the_objective_is_not_said_to_be_faster(tune, run, tmp_path):
+    answer = tune("--objective", "1e3 * WORK / time_us ** 0.1")
+    (line,) = [line for line in answer.out.splitlines() if "the default, 95 % interval" in line]
+    assert line.startswith("objective ")
+    assert "x better than the default" in line
+    assert run("report", "-o", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "better by the objective than the default" in page
+    assert "the winner is better, times" in page
+    assert "faster than the default" not in page
+
+
 @pytest.fixture
 def tune_family(run, scale_toml, own_recordings):
     """Tune a family of the tiny kernel; one of its problems is recorded."""

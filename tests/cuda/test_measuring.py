@@ -22,9 +22,9 @@ from autotile.cuda import expected_outputs
 from autotile.cuda import timing as energy
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
-from autotile.cuda.expected_outputs import ExpectedOutputs, ReferenceSolution, agreed_outputs, launch_key
+from autotile.cuda.expected_outputs import ExpectedOutputs, agreed_outputs, expression_output, launch_key
 from autotile.cuda.support import GuardedBuffer, SupportKernels
-from autotile.cuda.timing import EnergyMeter, Nvml, Timer, drift_us
+from autotile.cuda.timing import Nvml, Timer, drift_us, energy_meter
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.expressions import parse_array_expression
 from autotile.kernel.launch import LaunchPlan
@@ -188,8 +188,9 @@ class TestOnGpu:
                 "x": generator.standard_normal(size)}  # fmt: skip
         expression = parse_array_expression(text, host)
         expected = expression.evaluate(host)
-        solution = ReferenceSolution({name: cupy.asarray(array) for name, array in host.items()}, support)
-        output = solution.output("y", expression, expected.shape, DTYPES["float64"], "[reference] outputs.y")
+        given = {name: cupy.asarray(array) for name, array in host.items()}
+        of = "y", expression, expected.shape, DTYPES["float64"]
+        output = expression_output(given, *of, place="[reference] outputs.y", support=support)
         np.testing.assert_allclose(output.values.get(), expected, rtol=1e-10, atol=1e-10)
         assert output.scale == pytest.approx(np.sqrt(np.mean(expected**2)))
 
@@ -197,9 +198,9 @@ class TestOnGpu:
         ("text", "words"), [("x / 0", "is not finite"), ("sum(x)", r"has shape \(\), but the argument y")]
     )
     def test_an_answer_that_is_none_is_told(self, support, text, words):
-        solution = ReferenceSolution({"x": cupy.arange(1.0, 9.0)}, support)
+        of = {"x": cupy.arange(1.0, 9.0)}, "y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"]
         with pytest.raises(InputError, match=words):
-            solution.output("y", parse_array_expression(text, ["x"]), (8,), DTYPES["float64"], "[reference] outputs.y")
+            expression_output(*of, place="[reference] outputs.y", support=support)
 
     def test_telemetry_reads_or_is_empty(self):
         readings = Nvml().read()
@@ -264,23 +265,16 @@ class SimulatedTimer:
         assert probe_us == step_us
         self._gpu.power = (flush_us * FLUSH_W + launch_us * LAUNCH_W) / step_us
 
-        class Running:
-            def keep_going(self) -> None:
-                pass
-
-            def end(self) -> float:
-                return step_us
-
-        yield Running()
+        yield (lambda: None), lambda: step_us
         self._gpu.power = IDLE_W
 
 
-def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[EnergyMeter, SimulatedTimer]:
+def meter(gpu: SimulatedGpu, l2: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, SimulatedTimer]:
     monkeypatch.setattr(energy.time, "perf_counter", lambda: gpu.now_s)
     monkeypatch.setattr(energy.time, "sleep", gpu.sleep)
     timer: Any = SimulatedTimer(gpu, l2)
     made_up: Any = gpu
-    return EnergyMeter(timer, made_up), timer
+    return energy_meter(timer, made_up), timer
 
 
 class TestEnergy:
@@ -288,17 +282,17 @@ class TestEnergy:
     @pytest.mark.parametrize(("has_counter", "source"), [(True, "counter"), (False, "power")])
     def test_the_energy_is_that_of_the_run_alone(self, has_counter, source, l2, monkeypatch):
         gpu = SimulatedGpu(has_counter=has_counter)
-        found = meter(gpu, l2, monkeypatch)[0].read(lambda: None, LAUNCH_US)
+        found = meter(gpu, l2, monkeypatch)[0](lambda: None, LAUNCH_US)
         assert found == {"energy_mj": pytest.approx(1e-3 * LAUNCH_US * LAUNCH_W, rel=0.01), "energy_source": source}
 
     def test_a_flush_is_measured_once(self, monkeypatch):
         subject, timer = meter(SimulatedGpu(), "cold", monkeypatch)
-        first, second = (subject.read(lambda: None, LAUNCH_US) for _ in range(2))
+        first, second = (subject(lambda: None, LAUNCH_US) for _ in range(2))
         assert first["energy_mj"] == pytest.approx(second["energy_mj"], rel=0.01)
         assert timer.ran == [1, 2, 2]
 
     def test_a_counter_that_stands_still_is_none_and_without_power_either_there_is_no_meter(self, monkeypatch):
-        found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0].read(lambda: None, LAUNCH_US)
+        found = meter(SimulatedGpu(counts=False), "hot", monkeypatch)[0](lambda: None, LAUNCH_US)
         assert found["energy_source"] == "power"
         with pytest.raises(InputError, match="neither the energy nor the power of this GPU; leave the objective"):
             meter(SimulatedGpu(has_counter=False, has_power=False), "cold", monkeypatch)
@@ -308,7 +302,7 @@ class TestEnergy:
         subject, _ = meter(gpu, "hot", monkeypatch)
         gpu.counts = False
         with pytest.raises(ToolchainError, match="NVML has stopped updating"):
-            subject.read(lambda: None, LAUNCH_US)
+            subject(lambda: None, LAUNCH_US)
 
 
 class SimulatedCuda:
@@ -422,22 +416,26 @@ class TestSlowHost:
 
 
 def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch):
-    solutions: list[weakref.ref[Any]] = []
+    decoded: list[weakref.ref[Any]] = []
     alive: list[Any] = []
 
-    class Solution:
-        def __init__(self, *_: object) -> None:
-            solutions.append(weakref.ref(self))
+    class Stored:
+        def astype(self, *_: object) -> Any:
+            values = np.zeros(1)
+            decoded.append(weakref.ref(values))
+            return values
 
-        def output(self, *_: object) -> str:
-            return "values"
+    def output(environment: Any, *_: object, **__: object) -> str:
+        assert environment["A"] is decoded[0]()
+        return "values"
 
-    pool = SimpleNamespace(free_all_blocks=lambda: alive.extend(made() for made in solutions))
+    pool = SimpleNamespace(free_all_blocks=lambda: alive.extend(values() for values in decoded))
     monkeypatch.setattr(expected_outputs, "load_cupy", lambda: SimpleNamespace(get_default_memory_pool=lambda: pool))
-    monkeypatch.setattr(expected_outputs, "ReferenceSolution", Solution)
+    monkeypatch.setattr(expected_outputs, "expression_output", output)
     spec = parse_spec(SGEMM, "sgemm.toml")
     support: Any = None
-    found = ExpectedOutputs(spec, support).compute(spec.at(), {}, {}, seed=0, check=False)
+    inputs: Any = {"A": SimpleNamespace(array=Stored())}
+    found = ExpectedOutputs(spec, support).compute(spec.at(), inputs, {}, seed=0, check=False)
     assert found == dict.fromkeys(spec.reference.outputs, "values")
     assert alive == [None]
 

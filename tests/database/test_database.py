@@ -43,7 +43,7 @@ from autotile.database.keys import TuningKey
 from autotile.database.learned import FamilyState, save_family_state, save_model
 from autotile.database.winners import VERSION_TABLE, WINNERS, Winner, miss_row, read_file, write_file
 from autotile.errors import DatabaseError, DataWarning
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.family import Extent, Family, FamilyRule, RuleConfig, RulePoint, Split
 from autotile.families.features import Feature
 
 
@@ -411,7 +411,7 @@ def a_rule(family: Family = FAMILY) -> FamilyRule:
     return FamilyRule(
         family,
         (RuleConfig({"BM": 64}, 4, model.Resources(32, 0, 0, 0, 1024)), RuleConfig({"BM": 128}, 2, None)),
-        Split(Feature("waves", config=1), 0.75, Leaf((0, 1)), Leaf((1, 0))),
+        Split(Feature("waves", config=1), 0.75, (0, 1), (1, 0)),
         (
             RulePoint({"M": 1, "N": 4096}, ((3.0, 2.9, 3.1), None), 3.0, 0.0, 0.25),
             RulePoint({"M": 8192, "N": 7168}, ((9.0, 8.9, 9.1), (8.0, 7.9, 8.1)), 7.5, 0.5 / 7.5, None),

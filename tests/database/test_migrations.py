@@ -23,7 +23,7 @@ from autotile.database.learned import FamilyState, family_state, save_family_sta
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
 from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, view_digest
 from autotile.errors import DatabaseError
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint
+from autotile.families.family import Extent, Family, FamilyRule, RuleConfig, RulePoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -169,9 +169,7 @@ def test_the_order_of_rules_is_upgraded(tmp_path, key, device):
     path = tmp_path / "tuning.db"
     families = [Family({"M": Extent(((1, largest),))}) for largest in (10, 20, 30)]
     rules = [
-        FamilyRule(
-            family, (RuleConfig({"BM": 64}, 1, None),), Leaf((0,)), (RulePoint({"M": 1}, (None,), 1.0, 0.0, None),)
-        )
+        FamilyRule(family, (RuleConfig({"BM": 64}, 1, None),), (0,), (RulePoint({"M": 1}, (None,), 1.0, 0.0, None),))
         for family in families
     ]
     with Database.open(path) as database:

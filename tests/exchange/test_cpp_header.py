@@ -20,7 +20,7 @@ from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
 from autotile.exchange.bundle import BundledCubin
 from autotile.exchange.cpp_header import literal, to_cpp, write_header
-from autotile.families.family import Extent, Family, FamilyRule, Leaf, RuleConfig, RulePoint, Split
+from autotile.families.family import Extent, Family, FamilyRule, RuleConfig, RulePoint, Split
 from autotile.families.features import Feature, Traits
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.library import load_kernel
@@ -232,9 +232,7 @@ FEATURES = [
 
 def rule_of(configs: Sequence[Config], n: int, feature: Feature, threshold: float) -> FamilyRule:
     """Return a rule of the problems with a value of N, whose tree tests a feature and then a size."""
-    tree = Split(
-        feature, threshold, Leaf((0, 1, 2)), Split(Feature("size", "M"), 100, Leaf((1, 2, 0)), Leaf((2, 0, 1)))
-    )
+    tree = Split(feature, threshold, (0, 1, 2), Split(Feature("size", "M"), 100, (1, 2, 0), (2, 0, 1)))
     family = Family({"M": Extent(((1, 4096), (9000, 9000))), "N": Extent(((n, n),)), "K": Extent(((17, 4096),))})
     point = RulePoint({"M": 64, "N": n, "K": 64}, ((1.0, 0.9, 1.1),) * 3, 1.0, 0.0, None)
     return FamilyRule(family, tuple(RuleConfig(config, 2, RESOURCES) for config in configs), tree, (point,))

@@ -80,9 +80,9 @@ class SyntheticGpu:
         return family, chosen, TrainingData(times_us, proposed_by, self.traits(chosen), self.traits(members), valid)
 
     def served(self, learned: LearnedRule, problems: list[dict[str, int]]) -> list[int]:
-        view = self.traits(problems).select(learned.chosen)
-        leaves = [find_leaf(learned.tree, view.rows(np.array([row]))) for row in range(len(problems))]
-        return [learned.chosen[leaf.order[0]] for leaf in leaves]
+        chosen, tree, _, _ = learned
+        view = self.traits(problems).select(chosen)
+        return [chosen[find_leaf(tree, view.rows(np.array([row])))[0]] for row in range(len(problems))]
 
     def _column(self, name: str) -> NDArray[np.float64]:
         return np.array([float(config[name]) for config in self.configs])

@@ -15,7 +15,7 @@ from synthetic_gpu import DEVICE, SPEC
 from autotile.errors import ProblemError
 from autotile.families import features
 from autotile.families.family import Extent, Family, family_of, parse_family, sample_members, select_points
-from autotile.families.features import Feature, Tilings, Traits, list_features
+from autotile.families.features import Column, Feature, Traits, list_features, tilings
 from autotile.kernel.launch import launch_geometry
 from autotile.kernel.library import load_kernel
 from autotile.kernel.parser import parse_spec
@@ -190,32 +190,32 @@ SIZE = st.integers(1, 20_000)
 
 
 @lru_cache
-def _tilings(name: str, transposed: int) -> tuple[KernelSpec, dict[str, int], Tilings]:
+def _tiling(name: str, transposed: int) -> tuple[KernelSpec, dict[str, int], tuple[Column, Column, list[int]]]:
     spec = load_kernel(name).spec
     flags = {flag: transposed if flag == "TRANS_B" else 0 for flag in spec.flags}
-    return spec, flags, Tilings(spec, DEVICE, [spec.default], [None], spec.at({**spec.sizes, **flags}))
+    return spec, flags, tilings(spec, DEVICE, [spec.default], [None], spec.at({**spec.sizes, **flags}))
 
 
 @pytest.mark.parametrize("name", KERNELS)
 @settings(max_examples=30)
 @given(m=SIZE, n=SIZE, k=SIZE, transposed=st.integers(0, 1))
 def test_a_tiling_gives_the_blocks_of_the_grid(name, m, n, k, transposed):
-    spec, flags, found = _tilings(name, transposed)
+    spec, flags, (tiles, columns, irregular) = _tiling(name, transposed)
     sizes = {**spec.sizes, **flags, "M": m, "N": n, "K": k}
-    counts = [math.ceil(sizes[size] / tile) for size, tile in zip(found.names, found.tiles[0], strict=True)]
+    counts = [math.ceil(sizes[size] / tile) for size, tile in zip(spec.proper_sizes, tiles[0], strict=True)]
     geometry = launch_geometry(spec, spec.default, spec.at(sizes), MANY_SMS)
-    assert not found.irregular
-    assert math.prod(counts) * found.columns[0, 0] == geometry.blocks
+    assert not irregular
+    assert math.prod(counts) * columns[0, 0] == geometry.blocks
 
 
 def test_a_grid_of_another_form_is_evaluated_and_a_size_that_it_does_not_depend_on_has_no_tile():
     spec = with_grid("ceil_div(M, BM) + N")
-    assert Tilings(spec, DEVICE, [spec.default], [None], spec.at()).irregular == [0]
+    assert tilings(spec, DEVICE, [spec.default], [None], spec.at())[2] == [0]
     assert features.blocks_at(spec, DEVICE, WIDE, spec.at({"M": 1000, "N": 8, "K": 1})) == 4 + 8
     for spec, n_tile, units in ((SPEC, 128, 1.0), (with_grid("ceil_div(M, BM) * ceil_div(N, 4) * 3"), 4, 3.0)):
-        found = Tilings(spec, DEVICE, [WIDE], [None], spec.at())
-        assert dict(zip(found.names, found.tiles[0], strict=True)) == {"M": 256, "N": n_tile, "K": features.UNTILED}
-        assert (found.columns[:, 0].tolist(), found.irregular) == ([units], [])
+        tiles, columns, irregular = tilings(spec, DEVICE, [WIDE], [None], spec.at())
+        assert dict(zip(spec.proper_sizes, tiles[0], strict=True)) == {"M": 256, "N": n_tile, "K": features.UNTILED}
+        assert (columns[:, 0].tolist(), irregular) == ([units], [])
 
 
 def test_array_extents_follow_the_flags():

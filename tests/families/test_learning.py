@@ -11,7 +11,7 @@ from synthetic_gpu import MAX_CONFIGS, SPEC, SyntheticGpu, learned_from
 
 from autotile.core.documents import convert
 from autotile.families import family
-from autotile.families.family import Leaf, Split, TimeModel, learn_rule, learn_tree, select_configs
+from autotile.families.family import Split, fit_times, learn_rule, learn_tree, predict_times, select_configs
 from autotile.families.features import Feature, Traits, list_features
 from autotile.kernel.problem import size_distance
 
@@ -39,7 +39,7 @@ def learned_by(seed: int) -> tuple[SyntheticGpu, list[dict[str, int]], family.Tr
 
 
 def number_of_leaves(tree: family.Tree) -> int:
-    return 1 if isinstance(tree, Leaf) else number_of_leaves(tree.then) + number_of_leaves(tree.otherwise)
+    return 1 if isinstance(tree, tuple) else number_of_leaves(tree.then) + number_of_leaves(tree.otherwise)
 
 
 def losses_elsewhere(seed: int) -> tuple[float, float]:
@@ -66,11 +66,11 @@ class TestRule:
     def test_it_loses_no_less_than_the_best_of_each_point_but_less_than_the_best_single_configuration(self):
         ratios = []
         for seed in range(2):
-            _, _, measured, learned = learned_by(seed)
-            losses = measured.losses[:, learned.chosen]
-            assert (learned.losses >= losses.min(axis=1)).all()
-            assert (learned.held_out >= 0).all()
-            ratios.append((learned.losses.mean(), losses.mean(axis=0).min()))
+            _, _, measured, (chosen, _, served, held_out) = learned_by(seed)
+            losses = measured.losses[:, chosen]
+            assert (served >= losses.min(axis=1)).all()
+            assert (held_out >= 0).all()
+            ratios.append((served.mean(), losses.mean(axis=0).min()))
         by_rule, by_one = np.mean(ratios, axis=0)
         assert by_rule < by_one / 2
 
@@ -80,30 +80,29 @@ class TestRule:
         holes[:, 0] = False
         times_us = np.where(holes, np.nan, measured.times_us)
         holed = measured._replace(times_us=times_us, proposed_by=measured.proposed_by & ~holes)
-        learned = learned_from(holed)
-        assert np.isfinite(learned.losses).all()
-        for loss, row in zip(learned.losses, holed.losses[:, learned.chosen], strict=True):
+        chosen, _, losses, _ = learned_from(holed)
+        assert np.isfinite(losses).all()
+        for loss, row in zip(losses, holed.losses[:, chosen], strict=True):
             assert loss in row[np.isfinite(row)] or loss == family.UNSERVED_LOSS
 
     def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self):
         measured = [measured_by(seed, 20, 3) for seed in range(3)]
         learned = [learned_from(one) for one in measured]
-        losses = np.mean([rule.losses.mean() for rule in learned])
+        losses = np.mean([served.mean() for _, _, served, _ in learned])
         assert losses < 0.05
-        assert losses < np.mean([rule.held_out.mean() for rule in learned]) / 4
-        again = learned_from(measured[0])
-        assert (learned[0].chosen, learned[0].tree) == (again.chosen, again.tree)  # it is the same every time
+        assert losses < np.mean([held_out.mean() for *_, held_out in learned]) / 4
+        assert learned[0][:2] == learned_from(measured[0])[:2]  # it is the same every time
 
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self):
-        learned = learned_from(measured_by(3, 10, 4, ["M=512", "N=512", "K=512"]))
-        assert isinstance(learned.tree, Leaf)
-        assert (learned.losses.tolist(), np.isnan(learned.held_out).all()) == ([0.0], True)
+        _, tree, losses, held_out = learned_from(measured_by(3, 10, 4, ["M=512", "N=512", "K=512"]))
+        assert isinstance(tree, tuple)
+        assert (losses.tolist(), np.isnan(held_out).all()) == ([0.0], True)
 
     @pytest.mark.filterwarnings("error")
     def test_where_nothing_can_be_served_between_the_points_there_is_a_rule_all_the_same(self):
         measured = measured_by(3, 10, 12)
-        learned = learned_from(measured._replace(is_valid=np.zeros_like(measured.is_valid)))
-        assert np.isfinite(learned.losses).all()
+        _, _, losses, _ = learned_from(measured._replace(is_valid=np.zeros_like(measured.is_valid)))
+        assert np.isfinite(losses).all()
 
     def test_configurations_are_chosen_for_the_problems_between_the_points_too(self):
         """Of two equal ones at the points, the one that is valid for more of the other problems is selected."""
@@ -113,7 +112,7 @@ class TestRule:
             valid = np.ones_like(measured.is_valid)
             valid[: len(valid) // 2, other] = False
             found = measured._replace(**equal, is_valid=valid)
-            assert learn_rule(found, list_features(SPEC, 1), 1).chosen == (1 - other,)
+            assert learn_rule(found, list_features(SPEC, 1), 1)[0] == (1 - other,)
 
     def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self):
         """A large tile wins at the points, all of which fill its last round, and loses at most other sizes."""
@@ -127,7 +126,7 @@ class TestRule:
         measured = family.TrainingData(times_us[at_best], proposed, traits.rows(at_best), traits, valid)
         assert times_us[:, 1].sum() < times_us[:, 0].sum()
         assert len(at_best) > 3
-        assert learn_rule(measured, list_features(SPEC, 1), 1).chosen == (1,)
+        assert learn_rule(measured, list_features(SPEC, 1), 1)[0] == (1,)
 
 
 class TestSelection:
@@ -154,14 +153,14 @@ class TestTree:
         assert isinstance(tree, Split) == is_split
         if isinstance(tree, Split):
             assert 4 <= tree.at_most < 5
-            assert (tree.then, tree.otherwise) == (Leaf((0, 1)), Leaf((1, 0)))
+            assert (tree.then, tree.otherwise) == ((0, 1), (1, 0))
 
     def test_a_leaf_serves_what_is_best_in_it_though_elsewhere_it_is_bad(self):
         """The winner of 6 of 100 problems, by 5 %, loses 200 % at all others."""
         few = np.arange(100) < 6
         losses = np.stack([np.where(few, 0.05, 0.0), np.where(few, 0.0, 2.0)], axis=1)
         tree = learn_tree(losses, np.ones(100), [Feature("size", "M")], np.arange(100.0)[:, None], 4)
-        assert tree.then == Leaf((1, 0))
+        assert tree.then == (1, 0)
 
     @given(matrices, st.integers(1, MAX_CONFIGS))
     def test_it_reads_back_and_is_no_larger_than_asked(self, losses, most):
@@ -193,15 +192,19 @@ class TestTree:
         assert family.threshold_between(float(low), float(high)) == expected
 
 
-class TestTimeModel:
+def expected_us(times_us: Any, best_us: Any, points: Traits, others: Traits) -> Any:
+    return predict_times(*fit_times(times_us, best_us, points), times_us, points, others)
+
+
+class TestTimes:
     @staticmethod
     def expected_and_actual(is_known: Any = np.isfinite, seed: int = 1, count: int = 12) -> tuple[Any, Any]:
         """Return predicted and true times at unseen sizes, given those times of 24 points that are known by losses."""
         gpu, unseen = SyntheticGpu.make(seed, count, noise=0.0), drawn(50, 4)
         _, points, measured = gpu.measured(FAMILY, 24)
         times_us = np.where(is_known(measured.losses), measured.times_us, np.nan)
-        model = TimeModel.fit(times_us, measured.times_us.min(axis=1), gpu.traits(points))
-        return model.predict(gpu.traits(unseen)), np.array([gpu.times_us(sizes) for sizes in unseen])
+        expected = expected_us(times_us, measured.times_us.min(axis=1), gpu.traits(points), gpu.traits(unseen))
+        return expected, np.array([gpu.times_us(sizes) for sizes in unseen])
 
     def test_it_tells_configurations_apart_where_it_was_not_fitted(self):
         expected, actual = self.expected_and_actual()
@@ -237,8 +240,8 @@ class TestTimeModel:
         waves = traits.waves[:, 0]
         times_us = 10.0 * np.ceil(waves)[:, None]
         even = np.arange(len(waves)) % 2 == 0
-        fitted = TimeModel.fit(times_us[even], times_us[even, 0], traits.rows(np.flatnonzero(even)))
-        expected = fitted.predict(traits.rows(np.flatnonzero(~even)))[:, 0]
+        points, others = (traits.rows(np.flatnonzero(which)) for which in (even, ~even))
+        expected = expected_us(times_us[even], times_us[even, 0], points, others)[:, 0]
         assert waves.max() > 2
         assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
 
@@ -250,7 +253,7 @@ class TestTimeModel:
             gpu.traits([{**CUBE, "M": M} for M in sizes])
             for sizes in ((64, 8192, 512, 32_768), (64, 128, 512, 4096, 8192))
         )
-        expected = TimeModel.fit(times_us, times_us[:, 0], points).predict(others)
+        expected = expected_us(times_us, times_us[:, 0], points, others)
         margin = 1.0 + np.exp(-1.0 / 0.1)  # nearly 1 for a configuration that is known nearby
         assert (expected[:, 0] >= 30.0).all()
         assert (expected[:, 0] <= 31.0 * margin).all()
@@ -273,8 +276,8 @@ class TestBounds:
         per_byte = 100.0 * modelled / float(aligned.bytes[0])
         work = float(aligned.rounds[0, 0] * aligned.flops[0] / aligned.outputs[0])
         weights = np.array([[*[0.0] * 5, per_byte, *[0.5 * 100.0 * modelled / work] * 3]])
-        model = TimeModel(weights, np.zeros((1, 1)), np.array([[time_us]]), self.traits(**measured))
-        return float(model.predict(self.traits(**asked))[0, 0])
+        points, others = self.traits(**measured), self.traits(**asked)
+        return float(predict_times(weights, np.zeros((1, 1)), np.array([[time_us]]), points, others)[0, 0])
 
     @pytest.mark.parametrize("ragged", [{"N": 4095}, {"K": 4090}, {"M": 4092}, {"M": 4001, "N": 4001, "K": 4001}])
     def test_a_time_of_aligned_sizes_bounds_ragged_ones_with_their_cost(self, ragged):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -17,7 +17,7 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
-from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, Prepared, _smallest
+from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, _smallest, prepare
 from autotile.families.operation_model import (
     CandidateKey,
     Expected,
@@ -66,7 +66,7 @@ def _times_us(sizes: dict[str, int]) -> dict[CandidateKey, float]:
 def _problem(random: np.random.Generator) -> MeasuredProblem:
     m, n, k = (int(2**x) for x in random.uniform(4, 12, 3))
     sizes = {"M": m, "N": n, "K": k, "TRANS_A": 0, "TRANS_B": int(random.integers(2))}
-    return MeasuredProblem(sizes, _kernels(sizes), _times_us(sizes))
+    return sizes, _kernels(sizes), _times_us(sizes)
 
 
 def _fit(problems: list[MeasuredProblem], candidates: Any = CANDIDATES, specs: Any = SPECS, **options: Any) -> Fitted:
@@ -95,7 +95,8 @@ def _sizes(m: int, n: int, k: int) -> dict[str, int]:
 
 def test_it_predicts_problems_that_were_held_out_and_seldom_loses_against_the_library_there(fitted):
     model, held_out = fitted
-    assert np.nanmedian(np.abs(np.log(held_out.times_us) - math.log(2) * held_out.log2_us)) < 0.2
+    _, times_us, log2_us, _ = held_out
+    assert np.nanmedian(np.abs(np.log(times_us) - math.log(2) * log2_us)) < 0.2
     ratios = choice_ratios(held_out, model.doubts, model.confidence)
     assert np.percentile(ratios, 2) >= 0.95
     assert ratios.max() > 1.5
@@ -104,7 +105,7 @@ def test_it_predicts_problems_that_were_held_out_and_seldom_loses_against_the_li
 def test_the_first_of_one_is_the_first_of_many_and_all_are_valid(model):
     random = np.random.default_rng(2)
     for _ in range(60):
-        sizes = dict(_problem(random).sizes)
+        sizes = dict(_problem(random)[0])
         one, many = (_choose(model, sizes, libraries=("cublas",), count=count) for count in (1, 9))
         assert one == many[:1]
         for name, config in ((each.candidate.kernel, each.candidate.config) for each in many):
@@ -192,7 +193,7 @@ def test_few_problems_are_refused_and_those_without_any_library_give_a_model_of_
     problems = [_problem(random) for _ in range(30)]
     with pytest.raises(InputError, match="at least 20"):
         _fit(problems[:1])
-    own = [one._replace(times_us=dict(list(one.times_us.items())[:3])) for one in problems]
+    own = [(sizes, kernels, dict(list(times_us.items())[:3])) for sizes, kernels, times_us in problems]
     model = _fit(own, CANDIDATES[:3], epochs=2)[0]
     assert model.libraries is None
     assert _choose(OperationModel.from_json(model.to_json()), _sizes(100, 100, 100), libraries=("cublas",))
@@ -215,7 +216,7 @@ class TestSelection:
             sizes = {"M": 512 + 8 * number, "N": int(2 ** random.uniform(8, 11)), "K": 1024}
             named = {name: {**spec.sizes, **sizes} for name, spec in specs.items()}
             measured_us = zip([one.key for one in candidates], times_us(number), strict=True)
-            problems.append(MeasuredProblem(sizes, named, dict(measured_us)))
+            problems.append((sizes, named, dict(measured_us)))
         return _fit(problems, candidates, specs, max_candidates=count, epochs=1)[0]
 
     @pytest.mark.parametrize(
@@ -283,20 +284,18 @@ def test_equal_rows_give_equal_networks():
 def test_preparing_the_items_of_one_problem_changes_nothing(ensemble):
     inputs, _ = _rows(ITEMS, 2)
     inputs = inputs._replace(problem=np.repeat(inputs.problem[:1], ITEMS, axis=0), number=np.arange(ITEMS))
-    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
-    np.testing.assert_allclose(
-        prepared.predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5
-    )
+    predict = prepare(ensemble.arrays, inputs.number, inputs.item)
+    np.testing.assert_allclose(predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5)
 
 
 def test_many_items_are_predicted_as_few(ensemble):
     inputs, _ = _rows(700, 4)
-    prepared = Prepared(ensemble.arrays, inputs.number, inputs.item)
+    predict = prepare(ensemble.arrays, inputs.number, inputs.item)
     for first in (0, 200, 690):
         part = slice(first, first + 10)
-        few = Prepared(ensemble.arrays, inputs.number[part], inputs.item[part])
+        of_few = prepare(ensemble.arrays, inputs.number[part], inputs.item[part])
         for rows, of_part in ((inputs.problem.T, inputs.problem[part].T), (inputs.problem[0],) * 2):
-            whole, alone = prepared.predict(rows, inputs.pair.T), few.predict(of_part, inputs.pair[part].T)
+            whole, alone = predict(rows, inputs.pair.T), of_few(of_part, inputs.pair[part].T)
             for all_values, values in zip(whole, alone, strict=True):
                 np.testing.assert_allclose(all_values[part], values, rtol=1e-5, atol=1e-5)
 
@@ -346,7 +345,8 @@ def test_the_nearest_of_all_decide(count, seed, first, second):
     weights = np.array([1.0, 1.0, 0.7 if np.ptp(inputs[:, 2]) > 0 else 0.0])
     points = (inputs * weights).astype(np.float16).astype(float)
     distances = np.square(points - place * weights).sum(axis=1)
-    nearest = distances.argsort()[:8]
+    nearest, others = np.split(distances.argsort(), [8])
+    assume(distances[others[0]] - distances[nearest[-1]] > 1e-3)  # else rounding in float32 decides which is nearer
     share = 1 / (distances[nearest] + 0.05)
     expected = (share * errors.astype(np.float16)[nearest]).sum() / share.sum()
     found = Neighbours.fit(inputs, errors, np.zeros(count, np.int64), 2)

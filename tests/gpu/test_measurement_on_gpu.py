@@ -20,7 +20,7 @@ from autotile.cuda.ceiling_kernels import CeilingKernels
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import device_uuid, live_device
 from autotile.cuda.support import SupportKernels
-from autotile.cuda.timing import EnergyMeter, Nvml, Timer
+from autotile.cuda.timing import Nvml, Timer, energy_meter
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
 from autotile.kernel.library import load_kernel
@@ -122,14 +122,14 @@ def energy_mj(request, support):
     """Return a function that measures the energy (mJ) and the time (us) of a kernel of ``turns`` turns."""
     device = live_device()
     timer = Timer(device.l2_bytes, request.param, 0.1)
-    meter = EnergyMeter(timer, Nvml())
+    read = energy_meter(timer, Nvml())
 
     def measured(turns: int) -> tuple[float, float]:
         def launch() -> None:
             support.spin(device.sm_count, turns)
 
         time_us = float(np.median(timer.samples(launch, 9)))
-        found = meter.read(launch, time_us)
+        found = read(launch, time_us)
         assert found["energy_source"] in ("counter", "power")
         return float(found["energy_mj"]), time_us
 

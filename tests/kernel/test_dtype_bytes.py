@@ -8,7 +8,7 @@ from autotile.core.model import Problem
 from autotile.cuda.compiler import compile_job
 from autotile.errors import ProblemError, SpecError
 from autotile.exchange.bundle import untuned_config
-from autotile.families.features import Feature, SizeColumns, Tilings, Traits, meet_rules
+from autotile.families.features import Feature, SizeColumns, Traits, meet_rules, tilings
 from autotile.kernel.inputs import input_maker, missing_input
 from autotile.kernel.launch import LaunchData, launch_geometry, problem_scalars
 from autotile.kernel.library import make_kernel
@@ -83,7 +83,7 @@ class TestValues:
         assert traits.blocks[:, 0].tolist() == [-(-n * size // 1024) for n in (1000, 4096)]
         assert meet_rules(SPEC, H200, configs, problems).tolist() == [[2 * size <= 16, 16 * size <= 16]] * 2
         assert SizeColumns(SPEC, H200, problems).outputs().tolist() == [1000 * size, 4096 * size]
-        assert Tilings(SPEC, H200, configs, [None, None], problems[0]).tiles[:, 0].tolist() == [1024 / size] * 2
+        assert tilings(SPEC, H200, configs, [None, None], problems[0])[0][:, 0].tolist() == [1024 / size] * 2
 
 
 def test_an_operation_gives_its_kernels_sizes_and_conditions_by_the_type():

@@ -1,6 +1,7 @@
 """Launches of one kernel and of several steps: plans, limits, hashes, and arrays that depend on parameters."""
 
 import ctypes
+import struct
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -258,12 +259,13 @@ def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
 def test_the_driver_gets_the_attributes_and_its_error_is_raised(monkeypatch, is_cooperative, cluster, expected):
     calls: list[Any] = []
 
-    def launch_kernel(config: Any, function: Any, parameters: Any, extra: Any) -> int:
-        given = config._obj
-        assert ctypes.sizeof(given) == 56
-        found = [given.attributes[i] for i in range(given.attribute_count)]
-        words = [(a.id, tuple(a.words[: len(w)])) for a, (_, w) in zip(found, expected, strict=True)]
-        calls.append((tuple(given.grid), tuple(given.block), given.dynamic_smem_bytes, given.stream, words))
+    def launch_kernel(config: bytes, function: Any, parameters: Any, extra: Any) -> int:
+        assert len(config) == 56  # CUlaunchConfig of cuda.h: 28 bytes, 4 of padding, two addresses, a number
+        *extents, smem_bytes = struct.unpack_from("7I", config)
+        stream, attributes, count = struct.unpack_from("QQI", config, 32)
+        found = [struct.unpack_from("i4x3I", ctypes.string_at(attributes + 72 * n, 72)) for n in range(count)]
+        words = [(kind, tuple(values[: len(w)])) for (kind, *values), (_, w) in zip(found, expected, strict=True)]
+        calls.append((tuple(extents[:3]), tuple(extents[3:]), smem_bytes, stream, words))
         calls.append((function.value, parameters.value, extra))
         return 0
 

@@ -62,6 +62,15 @@ class TestFunctions:
         assert len(space) == 12
         assert all(space.config(row)["C"] and space.config(row)["D"] == "double" for row in range(len(space)))
 
+    @pytest.mark.parametrize("copies", [1, 300])
+    def test_booleans_add_up_as_those_of_python_do(self, copies):
+        both = parse_predicate(lambda C, D, A: (C + D) * A > 2, ["A", "C", "D"], Location("x", "rules.both"))
+        rows = np.array([*itertools.product((1, 2, 3), (0, 1), (0, 1))] * copies).T
+        holds = both.evaluate({"A": rows[0], "C": rows[1] == 1, "D": rows[2] == 1})
+        assert holds.tolist() == [(c + d) * a > 2 for a, c, d in rows.T.tolist()]
+        inverted = parse_predicate(lambda C: ~C, ["C"], Location("x", "rules.inverted"))  # no boolean of plain values
+        assert inverted.evaluate({"C": np.array([True, False])}).tolist() == [False, True]
+
     def test_a_function_of_arrays_is_called_once_and_a_configuration_that_breaks_it_is_explained(self):
         calls = []
 

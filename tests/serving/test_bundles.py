@@ -27,7 +27,7 @@ from autotile.exchange import bundle as bundles
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
 from autotile.exchange.shipped import write_rules
-from autotile.families.family import Extent, Family, Leaf, Split
+from autotile.families.family import Extent, Family, Split
 from autotile.families.features import Feature
 from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
@@ -136,7 +136,7 @@ class TestServing:
         key = store.put(4096, FAST)
         other = {"THREADS": 32, "WORK": 1}
         family = Family({"n": Extent(((1, 100_000),))})
-        rule = rule_of(family, (FAST, other), Split(Feature("size", "n"), 5000.0, Leaf((1, 0)), Leaf((0, 1))))
+        rule = rule_of(family, (FAST, other), Split(Feature("size", "n"), 5000.0, (1, 0), (0, 1)))
         of_family, device = structs.replace(key, sizes={}), structs.replace(device_profile("h200"), source="cuda")
         if came_along:
             (tmp_path / "families").mkdir()

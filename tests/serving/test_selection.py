@@ -30,7 +30,7 @@ from autotile.errors import InputError, NotTunedError
 from autotile.exchange import shipped as shipped_file
 from autotile.exchange.recording import read_recording
 from autotile.exchange.shipped import shipped_winners, write_rules
-from autotile.families.family import FamilyRule, Leaf, RuleConfig, RulePoint, Split, parse_family
+from autotile.families.family import FamilyRule, RuleConfig, RulePoint, Split, parse_family
 from autotile.families.features import Feature
 from autotile.families.preference import Tuned, prefer
 from autotile.kernel.library import Kernel, load_kernel
@@ -51,7 +51,7 @@ PROFILE = device_profile("h200")
 H200, A100, H100 = (structs.replace(device_profile(name), source="cuda") for name in ("h200", "a100", "h100"))
 REPLAYED = structs.replace(PROFILE, source="replayed")
 NOW = datetime.now(UTC)
-BY_SIZE = Split(Feature("size", "n"), 10_000, Leaf((0, 1)), Leaf((1, 0)))
+BY_SIZE = Split(Feature("size", "n"), 10_000, (0, 1), (1, 0))
 FOLDER = Path(__file__).parents[2] / "recordings"
 Step = Callable[[Any], object]
 """A change of what is stored, or a question with its expected answer; it gets the `ResultStore`."""
@@ -609,7 +609,7 @@ class TestFamilies:
             RulePoint({"n": 1000 + number}, ((10.0, 9.0, 11.0),), 10.0, 0.0, held_out, without)
             for number, (held_out, without) in enumerate(losses)
         )
-        rule = FamilyRule(self.family, (RuleConfig(config, 8, None),), Leaf((0,)), points)
+        rule = FamilyRule(self.family, (RuleConfig(config, 8, None),), (0,), points)
         read = FamilyRule.from_json(rule.to_json())
         assert read == rule
         return StoredRule(structs.replace(self.key, sizes={}), H200, read, NOW)
@@ -676,7 +676,7 @@ class TestFamilies:
         times_us = (2775.0, 2770.0, 2780.0), (3127.0, 3120.0, 3130.0)
         point = RulePoint(dict.fromkeys("MNK", 4096), times_us, 2775.0, 0.0, 0.0)
         configs = (RuleConfig(wide, 1, None), RuleConfig(dict(SGEMM.spec.default), 2, None))
-        rule = FamilyRule(family, configs, Leaf((0, 1)), (point,))
+        rule = FamilyRule(family, configs, (0, 1), (point,))
         key = key_of(SGEMM, Problem("sgemm_2d", {}, "float32"), H200, nvrtc_version="13.0", l2_mode="cold")
         rules = [StoredRule(key, H200, rule, NOW)]
         large, small = (
@@ -689,11 +689,11 @@ class TestFamilies:
 
     @pytest.mark.parametrize(("registers", "expected"), [(64, SMALL), (400, DEFAULT)])
     def test_what_with_its_registers_does_not_fit(self, registers, expected):
-        rule = rule_of(self.family, (SMALL,), Leaf((0,)), Resources(registers, 0, 0, 0, 0))
+        rule = rule_of(self.family, (SMALL,), (0,), Resources(registers, 0, 0, 0, 0))
         assert self.choice(StoredRule(structs.replace(self.key, sizes={}), H200, rule, NOW)).config == expected
 
     def test_what_was_found_to_be_wrong_for_this_problem(self):
-        rule = rule_of(self.family, (SMALL, LARGE), Leaf((0, 1)))
+        rule = rule_of(self.family, (SMALL, LARGE), (0, 1))
         stored = StoredRule(structs.replace(self.key, sizes={}), H200, rule, NOW)
         key, small = self.key, config_key(SMALL)
         wrong: StoredVerdict = key, small, False
@@ -732,7 +732,7 @@ def test_what_a_rule_serves_is_valid_at_any_sizes_in_any_order(m, n, k, order, k
     key = structs.replace(key_of(TILED, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
     of_size = kind in ("size", "alignment")
     question = Feature(kind, "M") if of_size else Feature(kind, config=0, over=2 * (kind != "waves"))
-    tree = Split(question, 1.0, Leaf(tuple(order)), Leaf(tuple(reversed(order))))
+    tree = Split(question, 1.0, tuple(order), tuple(reversed(order)))
     family = parse_family(TILED.spec, ["M=1..4096", "N=1..4096", "K=1..4096"])
     stored = StoredRule(key, H200, rule_of(family, TILES, tree), NOW)
     choice = chosen(TILED, problem, rules=[stored])

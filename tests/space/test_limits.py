@@ -77,6 +77,9 @@ def test_the_systems_reserve_costs_the_rtx_3060_a_block_and_a_block_may_use_all_
         (1024, 72, 0, "registers"),
         (128, 32, 232449, "shared_memory"),
         (128, 32, -1, "shared_memory"),
+        (2**71, 0, 0, "threads"),  # a file may declare what no 64 bits hold
+        (128, 2**62, 0, "registers"),
+        (128, 32, 2**64, "shared_memory"),
     ],
 )
 def test_a_block_beyond_a_hard_limit_gets_none(threads, registers, smem, limit):

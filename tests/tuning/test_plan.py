@@ -42,7 +42,7 @@ def sizes_of(path: Path) -> list[int]:
 
 class TestFile:
     def test_sizes_are_combined_ordered_by_priority_and_equal_problems_count_once(self, plan_file):
-        path = plan_file("[[tune]]\nkernel = KERNEL\nsizes = { n = [1024, 2048] }\nproblems = [{ n = 4096 }]\n")
+        path = plan_file("\ufeff[[tune]]\nkernel = KERNEL\nsizes = { n = [1024, 2048] }\nproblems = [{ n = 4096 }]\n")
         assert sorted(sizes_of(path)) == [1024, 2048, 4096]
         path = plan_file(
             "[[tune]]\nkernel = KERNEL\nsizes = { n = [1, 2] }\n"

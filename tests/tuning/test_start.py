@@ -201,7 +201,9 @@ def test_nothing_is_pruned_where_the_time_does_not_tell(scored, text):
     ("text", "error", "said"),
     [
         ("5 - time_us", InputError, r"'5 - time_us' is -3\.0 with THREADS=64 WORK=2; expected a positive number"),
-        ("time_us / (WORK - 2)", InputError, "is not finite"),
+        ("1j * time_us", InputError, "is no finite real number with THREADS=64 WORK=2"),
+        ("arange(2) * time_us", InputError, "is no finite real number with THREADS=64 WORK=2"),
+        ("time_us / (WORK - 2)", InputError, "is no finite real number with THREADS=64 WORK=2"),
         ("energy_mj", InputError, "needs energy_mj, which has no value here"),
         ("time_us / WROK", SpecError, "unknown name 'WROK'; did you mean 'WORK'"),
     ],

@@ -24,7 +24,6 @@ from spec_samples import SGEMM
 from autotile.errors import InputError
 from autotile.kernel.inputs import expected_file, input_maker
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.python_kernel import ReferenceFunction
 from autotile.workers.python_reference import DrawnInputs, ExpectedFolder
 
 SPEC = parse_spec(SGEMM.replace('outputs = { C = "alpha * (A @ B) + C" }', 'function = "solve"'), "k.toml")
@@ -35,7 +34,7 @@ OTHERS: DrawnInputs = (SIZES, 1, True)
 
 def results(function: Callable[..., Any], *sets: DrawnInputs, limit_s: float = 30.0) -> list[np.ndarray]:
     sets = sets or (INPUTS,)
-    with closing(ExpectedFolder(SPEC, "float32", ReferenceFunction(function), sets, limit_s)) as folder:
+    with closing(ExpectedFolder(SPEC, "float32", (function, "numpy"), sets, limit_s)) as folder:
         folder.wait()
         found = [np.load(expected_file(folder.path, "C", *at, check=check)) for *at, check in sets]
     assert not folder.path.exists()
@@ -90,7 +89,7 @@ def test_sets_of_inputs_are_waited_for_by_their_seed_and_the_rest_is_given_up():
         return A @ B
 
     sets = (INPUTS, OTHERS)
-    with closing(ExpectedFolder(SPEC, "float32", ReferenceFunction(function), sets, 60.0)) as folder:
+    with closing(ExpectedFolder(SPEC, "float32", (function, "numpy"), sets, 60.0)) as folder:
         folder.wait(0)
         assert expected_file(folder.path, "C", SIZES, 0, check=True).exists()
         assert not folder.is_complete
