@@ -63,7 +63,7 @@ def _decoder(schema: Any) -> msgspec.json.Decoder[Any]:
     msgspec crashes where two threads meet a dataclass first: it stores what it knows of it before that is complete.
     """
     with _first_use:
-        return msgspec.json.Decoder(schema, dec_hook=_made_of)
+        return msgspec.json.Decoder(schema, dec_hook=_foreign)
 
 
 def decode_json(text: str | bytes, schema: type[Schema]) -> Schema:
@@ -86,14 +86,18 @@ def convert(value: Any, schema: type[Schema]) -> Schema:
     """
     _decoder(schema)  # type: ignore[arg-type]
     try:
-        return msgspec.convert(value, schema, dec_hook=_made_of)
+        return msgspec.convert(value, schema, dec_hook=_foreign)
     except (ValueError, OverflowError, RecursionError) as error:
         raise _data_error(error) from None
 
 
-def _made_of(kind: Any, value: Any) -> Any:
-    """Return a value of a type that JSON has not, such as a path, from what `to_fields` makes of it."""
-    return kind(value)
+def _foreign(kind: Any, value: Any) -> Any:
+    """Return a value of a type that JSON has not: one that was made before, or a path from its text."""
+    if isinstance(value, kind):
+        return value
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"expected {kind.__name__}, got {type_text(type(value))}")
 
 
 def storable(text: str) -> str:
