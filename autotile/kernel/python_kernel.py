@@ -528,7 +528,7 @@ _FUNCTION = r"[A-Za-z_][\w:]*(<.*>)?"
 
 
 def _lacks(code: str, entry: str, others: Iterable[str]) -> str:
-    """Return what a name is not, if no function of the code has it, nor a macro or a header can make one; else ""."""
+    """Return that a name is no function of the code; "" if it is, or a macro or a header may make it one."""
     function = entry.partition("<")[0].rpartition("::")[2]
     if re.search(rf'\b{function}\b|##|#\s*include\s*"', code):
         return ""
