@@ -157,8 +157,7 @@ def _is_short(library: BoundKernel) -> bool:
 
     In a capture it would not, and the memory that PyTorch's call takes is of the graph's pool.
     """
-    hides_host = _gain_of(library).hides_host or not library.has_graphs
-    return not (hides_host or torch.cuda.is_current_stream_capturing())
+    return _gain_of(library).is_short and library.has_graphs and not torch.cuda.is_current_stream_capturing()
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:

@@ -298,6 +298,11 @@ class TestGain:
         assert gain.time_us == gain.library_us == gain.total_us(bias=True)
         assert not gain.is_worthwhile()
 
+    @pytest.mark.parametrize(("m", "n", "k"), [(16, 256, 256), (16, 256, 252), (512, 4096, 4096)])
+    def test_a_product_of_aligned_rows_is_short_where_cublas_takes_less_than_the_host(self, m, n, k):
+        gain = gain_of(m, n, k, "bfloat16")
+        assert gain.is_short == (n % 8 == k % 8 == 0 and gain.library_us < 12.0) == (k == 256)
+
     def test_a_bias_and_a_record_cost_a_small_product_more_than_it_gains_and_not_a_large_one(self):
         large, small = gain_of(512, 4096, 4096, "float32"), gain_of(384, 2048, 2048, "float32")
         assert large.time_us < large.library_us / 1.4

@@ -107,7 +107,7 @@ def test_occupancy_is_the_drivers_own(cubin_cache_folder):
         ours = compiled_occupancy(
             launch_geometry(kernel.spec, config, kernel.spec.at(sizes), device), cubin.resources, device
         )
-        functions = loaded(Candidate(config, str(cubin.path)), kernel.spec).tuned
+        functions = loaded(Candidate(config, str(cubin.path)), kernel.spec)
         plan = LaunchPlan.of(kernel.spec, config, kernel.spec.at(sizes), device)
         functions.opt_in(plan)
         geometry = plan.main.geometry
