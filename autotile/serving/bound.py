@@ -393,7 +393,7 @@ class BoundKernel:
     @property
     def has_graphs(self) -> bool:
         """Whether CUDA graphs launch most of the latest calls of a library by addresses, or few were made."""
-        return self._launcher is None or self._launcher.has_graphs
+        return self._launcher is None or self._launcher.balance > 0
 
     def count_call(self) -> None:
         """Count a call, also one that a program makes to the library itself."""

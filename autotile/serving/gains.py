@@ -112,7 +112,7 @@ class Gain:
         if final and choice.awaited:
             found = served.find_contenders() or found
         first = found[0] if found else None
-        is_library = first.is_library if first is not None else served.is_library
+        is_library = first.is_library if first else served.is_library
         library = first if is_library else next(iter(served.find_contenders(kernels=False)), None)
         library_us = library.time_us if library is not None else None
         bias_us, is_short = 0.0, False
@@ -126,8 +126,8 @@ class Gain:
             bias_us = _LAUNCH_US + 1e6 * size_bytes / served.device.memory_bandwidth_bytes_per_s
         return cls(
             choice,
-            first.kernel if first is not None else served.kernel,
-            first.time_us if first is not None else None,
+            first.kernel if first else served.kernel,
+            first.time_us if first else None,
             library_us,
             bias_us,
             0 if is_library else max(1, len(served.launches)),

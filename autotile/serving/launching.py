@@ -150,8 +150,7 @@ _MAX_SEEN = 128
 _PATIENCE = 2048
 """Launches without a graph after which the kept graphs are dropped, or a refused graph is tried again; the cost of
 making graphs then stays negligible even if every launch is on new arrays."""
-_JUDGED_MISSES = 128
-"""Calls of a library without a graph after which it is judged whether graphs are of use."""
+_MAX_BALANCE = 128
 
 
 class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
@@ -488,8 +487,8 @@ class ArrayLauncher:
     """Base of the launchers of kernels and of libraries: requirements on arrays, and the CUDA runtime."""
 
     _arrays: CallArrays
-    has_graphs = True
-    """Whether graphs launch most calls of a library, as the arrays of earlier ones come again, or few were made."""
+    balance = _MAX_BALANCE
+    """Calls of a library that graphs launched, less those that none did; at first, and at most, this many."""
 
     def __init__(self, code: Code, device_index: int) -> None:
         self._code = code
@@ -698,8 +697,6 @@ class LibraryLauncher(ArrayLauncher):
         self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
         self._graphs: dict[int, LaunchGraphs] = {}
         """Graphs of the products that came again, by stream."""
-        self._hits = self._misses = 0
-        """Calls that a graph launched, or none, since that was judged."""
 
     @cached_property
     def _arrays(self) -> CallArrays:
@@ -736,15 +733,12 @@ class LibraryLauncher(ArrayLauncher):
         is_captured = stream != 0 and self._is_capturing(stream)
         graph = graphs.get(pointers)
         if graph is not None and not is_captured:
-            self._hits += 1
+            self.balance = min(self.balance + 1, _MAX_BALANCE)
             self._launch_graph(graph.executable, stream)
             return True
         memory = gemm.memory(stream)
         gemm(stream, pointers, memory=memory)
-        self._misses += 1
-        if self._misses == _JUDGED_MISSES:
-            self.has_graphs = self._hits > self._misses
-            self._hits = self._misses = 0
+        self.balance -= 1
         if self._with_graphs and not is_captured:
             graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
         return True

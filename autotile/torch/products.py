@@ -138,9 +138,10 @@ def _torch_product(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor]) -> None:
     """Leave calls of a kind to a function of PyTorch, as long as what is served does not change.
 
-    What stands in for something else is about to change; calls that are to be captured are launched by autotile.
+    What stands in for something else is about to change; calls that are to be captured are launched by autotile. In a
+    capture of CUDA, all is left to PyTorch, whose memory is of the graph's pool, and that means nothing for later.
     """
-    if not kernel.choice.awaited and read_settings().capture is None:
+    if not (kernel.choice.awaited or read_settings().capture or torch.cuda.is_current_stream_capturing()):
         _products.note(key, (kernel, kernel.choice, function))
 
 
@@ -153,10 +154,7 @@ def _gain_of(kernel: BoundKernel) -> Gain:
 
 
 def _is_short(library: BoundKernel) -> bool:
-    """Whether the host's part of PyTorch's own call of the library would show, and a graph makes it shorter.
-
-    In a capture it would not, and the memory that PyTorch's call takes is of the graph's pool.
-    """
+    """Whether the host's part of PyTorch's own call of the library would show, and a graph makes it shorter."""
     return _gain_of(library).is_short and library.has_graphs and not torch.cuda.is_current_stream_capturing()
 
 
@@ -173,16 +171,15 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
             known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
             if known is None:
                 return by_torch(a, b)
-        if known is not None and known.kernel.is_library and read_settings().capture is None:
-            if not torch.cuda.is_current_stream_capturing():
-                _leave(key, known.kernel, by_torch)
+        if known is not None and known.kernel.is_library and not read_settings().capture:
+            _leave(key, known.kernel, by_torch)
             known.kernel.count_call()
             return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
     made: Tensor | None = known.launch(a, b)
     if made is None:
-        if known.kernel.is_library and _is_plain(a) and read_settings().capture is None:  # another device is current
+        if known.kernel.is_library and _is_plain(a) and not read_settings().capture:  # another device is current
             return _torch_product(a, b)(a, b)
         made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
     return made
@@ -396,7 +393,7 @@ def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:
     """Return the product of a linear layer of contiguous tensors, as arguments of `find_product`."""
     (n, k), aligned = weight.shape, not (input.data_ptr() | weight.data_ptr()) % VECTOR_BYTES
     own = {"m": input.numel() // k, "n": n, "k": k, "dtype": DTYPES[input.dtype], "trans_b": is_transposed(n, k)}
-    return {**own, "aligned": aligned, "emulate": emulate, "device": input.get_device()}
+    return own | {"aligned": aligned, "emulate": emulate, "device": input.get_device()}
 
 
 def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
@@ -410,14 +407,13 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
-    if not (is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None)) and read_settings().capture is None:
-        if not torch.cuda.is_current_stream_capturing():
-            _leave(key, kernel, _torch_linear)
+    if not (is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None) or read_settings().capture):
+        _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
     result: Tensor | None = known.launch(input, weight)
     if result is None:
-        if is_short and read_settings().capture is None:
+        if is_short and not read_settings().capture:
             return _torch_linear(input, weight, bias)
         n, k = weight.shape
         factor = weight.detach() if is_transposed(n, k) else weight.detach().t()
