@@ -65,6 +65,11 @@ def percent_text(fraction: float, decimals: int = 1) -> str:
     return f"{100 * fraction:.{decimals}f} %"
 
 
+def short_text(value: float, digits: int = 5) -> str:
+    """Format a number with so many significant digits, and no exponent where it is large: ``104,960``."""
+    return f"{float(f'{value:.{digits}g}'):,.15g}"
+
+
 def flops_text(flops_per_s: float) -> str:
     """Format a compute rate: ``1,979 TFLOP/s``, ``28.7 TFLOP/s``, ``812 GFLOP/s``."""
     return _amount(flops_per_s / 1e12, "TFLOP/s") if flops_per_s >= 1e12 else _amount(flops_per_s / 1e9, "GFLOP/s")

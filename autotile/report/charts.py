@@ -19,6 +19,7 @@ from autotile.core.text import (
     interval_text,
     percent_text,
     plural,
+    short_text,
     sizes_text,
     source_text,
 )
@@ -748,10 +749,7 @@ def drift_chart(study: StudyData) -> Chart:
         x = {"matches": "x" if row > 1 else None, "showticklabels": is_last}
         parts.append((heading, trace, {**x, "title": {"text": "seconds of tuning"}} if is_last else x, {"nticks": 4}))
     made = panels(parts, columns=1, height=80 + 120 * len(known))
-    rows = [
-        (heading, *(f"{value:,.5g}" for value in (np.nanmin(values), np.nanmedian(values), np.nanmax(values))))
-        for heading, values in known.items()
-    ]
+    rows = [(heading, *map(short_text, np.nanquantile(values, (0.0, 0.5, 1.0)))) for heading, values in known.items()]
     reference = known.get(_TELEMETRY["reference_us"])
     summary = ""
     if reference is not None:

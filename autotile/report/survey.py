@@ -25,6 +25,7 @@ from autotile.core.text import (
     duration_text,
     percent_text,
     plural,
+    short_text,
     time_text,
 )
 from autotile.exchange.column_table import ColumnTable, TypedColumn, narrowest_column
@@ -218,10 +219,7 @@ class Survey(Result):
     def _parts(self) -> Iterator[Part]:
         yield list(self._facts())
         if ranges := self.ranges():
-            rows = [
-                (f"{name}, {unit}" if unit else name, *(f"{value:,.5g}" for value in values))
-                for name, unit, *values in ranges
-            ]
+            rows = [(f"{name}, {unit}" if unit else name, *map(short_text, values)) for name, unit, *values in ranges]
             headings = ("of those that compiled", *(f"{RIGHT}{name}" for name in ("least", "median", "greatest")))
             yield ResultTable(headings, rows, is_wrapped=True)
         if self.failures:
@@ -290,9 +288,7 @@ class Survey(Result):
         page = Page(f"Survey of {self.problem}", f"On {device_text(self.device)}, as compiled; nothing was run.")
         *facts, (took, length) = self._facts()
         end = ", interrupted" if self.interrupted else ""
-        ranges = [
-            (name, unit or NOTHING, *(f"{value:,.5g}" for value in values)) for name, unit, *values in self.ranges()
-        ]
+        ranges = [(name, unit or NOTHING, *map(short_text, values)) for name, unit, *values in self.ranges()]
         headings = ("quantity", "unit", "least", "median", "greatest")
         page.add(
             "summary",

@@ -16,7 +16,7 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
 from autotile.core.forks import cached_property
 from autotile.core.model import Config, Measurement, Problem, Resources, config_key, config_text
-from autotile.core.text import interval_text, time_text
+from autotile.core.text import interval_text, short_text, time_text
 from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
 from autotile.kernel.library import Kernel
 from autotile.settings import read_settings
@@ -394,13 +394,13 @@ def _reason(choice: Choice) -> str:
         nothing = "Nothing is tuned for it" if compared is not None else "Nothing is tuned that may be served for it"
         if estimated is None:
             return f"{nothing}, so this is the default configuration; run `autotile tune`."
-        time_us = f"about {_rough(estimated.time_us)} us, estimated, not measured"
+        time_us = f"about {short_text(estimated.time_us, 2)} us, estimated, not measured"
         if estimated.default_us is None:
             return f"{nothing}, and the default does not suit it: {time_us}; run `autotile tune`."
         return (
             f"{nothing}. It is estimated to be faster than the default: {time_us}, and "
-            f"{_rough(estimated.default_us)} us the default, each within about a factor of two ({estimated.reason}); "
-            "run `autotile tune`."
+            f"{short_text(estimated.default_us, 2)} us the default, each within about a factor of two "
+            f"({estimated.reason}); run `autotile tune`."
         )
     differences = "; ".join(
         f"{_KEY_NAMES[name]} {tuned} instead of {requested}"
@@ -414,8 +414,3 @@ def _reason(choice: Choice) -> str:
         is_nearest = compared is None or compared.is_nearest
         how = "is the nearest that was tuned on this GPU" if is_nearest else "was among the fastest at other sizes"
     return f"It {how}: {differences}. Rules and limits hold here too."
-
-
-def _rough(time_us: float) -> str:
-    """Format an estimated time with two significant digits and no exponent."""
-    return f"{float(f'{time_us:.2g}'):g}"

@@ -117,12 +117,11 @@ class Gain:
         library_us = library.time_us if library is not None else None
         bias_us, is_short = 0.0, False
         if operation is not None:
-            row_bytes = DTYPES[operation.dtype].component_bytes * math.gcd(
-                *GemmLayout.of(operation.sizes, operation.dtype).leading
-            )
+            element_bytes = DTYPES[operation.dtype].component_bytes
+            row_bytes = element_bytes * math.gcd(*GemmLayout.of(operation.sizes, operation.dtype).leading)
             is_short = library_us is not None and library_us < _CALL_HOST_US and not row_bytes % VECTOR_BYTES
             count = operation.sizes["M"] * operation.sizes["N"] * operation.sizes["BATCH"]
-            size_bytes = 2 * count * DTYPES[operation.dtype].component_bytes  # read and written
+            size_bytes = 2 * count * element_bytes  # read and written
             bias_us = _LAUNCH_US + 1e6 * size_bytes / served.device.memory_bandwidth_bytes_per_s
         return cls(
             choice,

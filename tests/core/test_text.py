@@ -36,7 +36,7 @@ def test_times_bytes_and_durations(show, value, shown):
 
 def test_other_texts():
     assert [text.flops_text(1.979e15), text.bytes_text(1023700)] == ["1,979 TFLOP/s", "1,000 KiB"]
-    assert text.percent_text(0.429) == "42.9 %"
+    assert (text.percent_text(0.429), text.short_text(104_959.6)) == ("42.9 %", "104,960")
     assert text.interval_text(Measurement(4790.0, 4788.2, 4795.1)) == "4,788 to 4,795"
     assert text.sizes_text({"M": 4096, "N": 8}) == "M=4096 N=8"
     assert [text.plural(1, "study", "studies"), text.plural(1200, "trial")] == ["1 study", "1,200 trials"]
