@@ -430,8 +430,8 @@ def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatc
 
     pool = SimpleNamespace(free_all_blocks=lambda: alive.extend(values() for values in decoded))
     cupy, support = SimpleNamespace(get_default_memory_pool=lambda: pool, asarray=np.asarray), Given()
-    for name, found in (("load_cupy", lambda: cupy), ("checked_output", lambda *of, **_: of[0]), ("_SMALL_FLOPS", 0)):
-        monkeypatch.setattr(expected_outputs, name, found)
+    for name, value in (("load_cupy", lambda: cupy), ("checked_output", lambda *of, **_: of[0]), ("_SMALL_FLOPS", 0)):
+        monkeypatch.setattr(expected_outputs, name, value)
     spec, kernels = parse_spec(SGEMM, "sgemm.toml"), weakref.ref(support)
     inputs: Any = {name: SimpleNamespace(array=Given()) for name in "ABC"}
     found = ExpectedOutputs(spec, support).compute(spec.at(), inputs, {"alpha": 1, "beta": 1}, seed=0, check=False)
