@@ -209,7 +209,7 @@ def main() -> None:
     with (
         ThreadPoolExecutor(1) as starter,
         running_server(programs) as server,
-        cluster_site(GPUS, recording=found.path, seconds=arguments.seconds) as site,
+        cluster_site(GPUS, recording=found, seconds=arguments.seconds) as site,
         instant_compilers(),
     ):
         results["network"] = "namespaces" if site.network.can_cut else "loopback; nothing is cut"
@@ -223,7 +223,7 @@ def main() -> None:
             options = TuneOptions(
                 sampler=BRUTE_FORCE,
                 only=tuple(configs),
-                replay=found.path,
+                replay=found,
                 scheduler=site.address,
                 insecure=True,
                 database=server.new_database(),

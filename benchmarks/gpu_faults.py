@@ -176,7 +176,7 @@ def simulated(seconds: float) -> Iterator[tuple[DeviceProperties, Recording]]:
         "BENCHMARK_SECONDS": str(seconds),
         "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])),
     }
-    recording = read_recording(found.path)
+    recording = read_recording(found)
     device = ReplayBackend(recording).device
     known = session.choose_backend, session.CompilePool
 

@@ -286,7 +286,7 @@ def offer_gpus(given: dict[str, Any]) -> None:
 async def _offer(given: dict[str, Any], numbers: range, joining: int) -> None:
     import distributed
 
-    from autotile.tuning.cluster.worker import GpuPlugin, replayed_gpus
+    from autotile.tuning.cluster.worker import replayed_gpus
 
     gpus = replayed_gpus(_recording_path(), numbers, given["seconds"])
     workers = [
@@ -295,7 +295,7 @@ async def _offer(given: dict[str, Any], numbers: range, joining: int) -> None:
             nthreads=1,
             memory_limit=0,
             resources={gpu.uuid: 1, gpu.device.name: 1},
-            plugins=(GpuPlugin(gpu),),
+            plugins=(gpu,),
             host="127.0.0.1",
             dashboard=False,
             dashboard_address="127.0.0.1:0",

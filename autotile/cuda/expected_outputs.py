@@ -102,18 +102,16 @@ def expression_output(
 
     def product(a: Any, b: Any) -> Any:
         nonlocal largest_product_flops
-        if "c" in (a.dtype.kind, b.dtype.kind) or min(a.ndim, b.ndim) < 2:
+        kinds = a.dtype.kind + b.dtype.kind
+        if "c" in kinds or min(a.ndim, b.ndim) < 2:
             return a @ b
-        if a.dtype.kind + b.dtype.kind == "ff":
-            found = support.matmul(a, b)
-            largest_product_flops = max(largest_product_flops, 2 * found.size * a.shape[-1])
-            return found
         # Whole numbers, or whole and real ones, are multiplied in float64 where that is exact, as it is faster.
-        of_whole = "f" not in (a.dtype.kind, b.dtype.kind)
+        of_whole = "f" not in kinds
         largest = [0 if x.dtype.kind == "f" else max(abs(int(x.max())), abs(int(x.min()))) for x in (a, b)]
         if max(largest) >= 2**53 or (of_whole and a.shape[-1] * largest[0] * largest[1] >= 2**53):
             return a @ b
-        found = product(a.astype(np.float64), b.astype(np.float64))
+        found = support.matmul(*(x.astype(np.float64, copy=False) for x in (a, b)))
+        largest_product_flops = max(largest_product_flops, 2 * found.size * a.shape[-1])
         return found.astype(np.int64) if of_whole else found
 
     def of_numpy() -> Any:

@@ -610,7 +610,6 @@ def energy_meter(timer: Timer, telemetry: Nvml) -> Callable[[Launch, float], dic
             flush = flush_us, energy_mj([timer.flush], flush_us)
         whole_mj = energy_mj([timer.flush, launch], flush[0] + time_us)
         found_mj = max(whole_mj - flush[1], _MIN_SHARE * whole_mj)
-        source = "counter" if is_counted else "power"
-        return {"energy_mj": float(f"{found_mj:.{_DIGITS}g}"), "energy_source": source}
+        return {"energy_mj": float(f"{found_mj:.{_DIGITS}g}"), "energy_source": "counter" if is_counted else "power"}
 
     return read

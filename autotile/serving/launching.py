@@ -513,8 +513,8 @@ class ArrayLauncher:
         `CaptureFolder.write` and, of a kernel, `CallArguments.pack`.
         """
         with load_cupy().cuda.Device(self._device_index), on_stream(arrays, stream):
-            full, pointers = self._checked(arrays, scalars, folder or self.folder)
-            self._launch_checked(full, pointers, scalars)
+            full, views = self._checked(arrays, scalars, folder or self.folder)
+            self._launch_checked(full, views, scalars)
         kind, library = type(full[0]), library_of(full[0])
         if library is not None and self.folder is None and kind not in self._libraries:
             self._libraries[kind] = library.stream, library.signature, self._arrays.array_specs(library)
@@ -522,17 +522,21 @@ class ArrayLauncher:
 
     def _checked(
         self, arrays: Sequence[Any], scalars: Mapping[str, float], folder: CaptureFolder | None
-    ) -> tuple[tuple[Any, ...], dict[str, int]]:
-        """Check the arrays of a call, and write it to a folder if there is one; return all, and their addresses."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Check the arrays of a call as `CallArrays.check` does, and write it to a folder if there is one."""
         full, views = self._arrays.check(arrays)
         if folder is not None:
             folder.write(self._code, views, scalars)
         if self.folder is not None and self.folder.is_full:
             self.folder = None
-        return full, {name: int(view.data.ptr) for name, view in views.items()}
+        return full, views
 
-    def _launch_checked(self, arrays: Sequence[Any], pointers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
+    def _launch_checked(self, arrays: Sequence[Any], views: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
         raise NotImplementedError
+
+
+def _addresses(views: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(view.data.ptr) for name, view in views.items()}
 
 
 _loaded: RecentCache[tuple[object, ...], StepFunctions] = RecentCache(MAX_CUBINS)
@@ -624,8 +628,8 @@ class KernelLauncher(ArrayLauncher):
         states: ByStream[StreamState] = ByStream()
 
         def new_state(stream: int) -> StreamState:
-            with on_stream(full):
-                state = self._new_state(stream, pointers, scalars, is_bound=True)
+            with on_stream(full):  # the views hold the memory, also of a tensor that is given another storage
+                state = self._new_state(stream, _addresses(views), scalars, is_bound=True)
             states.keep(stream, state)
             return state
 
@@ -645,14 +649,14 @@ class KernelLauncher(ArrayLauncher):
 
         with device(index):
             with on_stream(arrays):
-                full, pointers = self._checked(arrays, scalars, self.folder)
+                full, views = self._checked(arrays, scalars, self.folder)
             current_stream = (library_of(full[0]) or self._cupy).stream
             new_state(current_stream(index))  # so that errors are raised here
         return launch if self._one_device else launch_on_device
 
-    def _launch_checked(self, arrays: Sequence[Any], pointers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
+    def _launch_checked(self, arrays: Sequence[Any], views: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
         keeps = not scalars and self.folder is None
-        self._launch_first(self._cupy.stream(self._device_index), pointers, scalars, keeps=keeps)
+        self._launch_first(self._cupy.stream(self._device_index), _addresses(views), scalars, keeps=keeps)
 
     def _launch_first(
         self, stream: int, pointers: Mapping[str, int], scalars: Mapping[str, float], *, keeps: bool
@@ -750,8 +754,8 @@ class LibraryLauncher(ArrayLauncher):
         launched = self.launch_fast(arrays, scalars) if stream is None and folder is None else None
         return launched if launched is not None else super().launch(arrays, stream, scalars, folder)
 
-    def _launch_checked(self, arrays: Sequence[Any], pointers: Mapping[str, int], scalars: Mapping[str, float]) -> None:
-        in_order = [pointers[buffer.name] for buffer in self._spec.buffers]
+    def _launch_checked(self, arrays: Sequence[Any], views: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+        in_order = [views[buffer.name].data.ptr for buffer in self._spec.buffers]
         self._launch(arrays, in_order, load_cupy().cuda.get_current_stream().ptr, scalars)
 
     def bind(self, arrays: Sequence[Any], scalars: Mapping[str, float]) -> Callable[[], None]:

@@ -762,8 +762,7 @@ def handle(
     The first request waits for the threads that prepare the process.
     """
     cuda = load_cupy().cuda
-    entered = [""]
-    """Stages of the request so far."""
+    entered = [""]  # stages of the request so far
 
     def enter(name: str) -> None:
         entered.append(name)

@@ -416,28 +416,27 @@ class TestSlowHost:
 
 
 def test_what_expressions_are_evaluated_with_is_freed_before_the_pool(monkeypatch):
+    """Without the garbage collector; so are the kernels that multiply, whose code is in the device's memory."""
     decoded: list[weakref.ref[Any]] = []
     alive: list[Any] = []
 
-    class Stored:
+    class Given:
+        matmul = staticmethod(np.matmul)
+
         def astype(self, *_: object) -> Any:
-            values = np.zeros(1)
+            values = np.ones((2, 2))
             decoded.append(weakref.ref(values))
             return values
 
-    def output(environment: Any, *_: object, **__: object) -> str:
-        assert environment["A"] is decoded[0]()
-        return "values"
-
     pool = SimpleNamespace(free_all_blocks=lambda: alive.extend(values() for values in decoded))
-    monkeypatch.setattr(expected_outputs, "load_cupy", lambda: SimpleNamespace(get_default_memory_pool=lambda: pool))
-    monkeypatch.setattr(expected_outputs, "expression_output", output)
-    spec = parse_spec(SGEMM, "sgemm.toml")
-    support: Any = None
-    inputs: Any = {"A": SimpleNamespace(array=Stored())}
-    found = ExpectedOutputs(spec, support).compute(spec.at(), inputs, {}, seed=0, check=False)
-    assert found == dict.fromkeys(spec.reference.outputs, "values")
-    assert alive == [None]
+    cupy, support = SimpleNamespace(get_default_memory_pool=lambda: pool, asarray=np.asarray), Given()
+    for name, value in (("load_cupy", lambda: cupy), ("checked_output", lambda *of, **_: of[0]), ("_SMALL_FLOPS", 0)):
+        monkeypatch.setattr(expected_outputs, name, value)
+    spec, kernels = parse_spec(SGEMM, "sgemm.toml"), weakref.ref(support)
+    inputs: Any = {name: SimpleNamespace(array=Given()) for name in "ABC"}
+    found = ExpectedOutputs(spec, support).compute(spec.at(), inputs, {"alpha": 1, "beta": 1}, seed=0, check=False)
+    del support
+    assert (found["C"].tolist(), alive, kernels()) == ([[3.0] * 2] * 2, [None] * 3, None)
 
 
 def offer(waiting: Any, launch: object, value: Any) -> Any:

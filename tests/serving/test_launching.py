@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -273,9 +274,9 @@ class TestLaunches:
         assert graphs.made == 1
 
     def test_a_bound_launch_has_graphs_by_stream(self, launcher_of, calls):
-        calls.devices = 1
-        x = array_at(0)
-        launch = launcher_of().bind([x, Y], {"factor": 4.0})
+        calls.devices, x, views = 1, array_at(0), [array_at(0)]
+        calls.asarray, memory = lambda _: views.pop(), weakref.ref(views[0])  # which the view alone may hold
+        launch = launcher_of().bind([SimpleNamespace(__cuda_array_interface__={}), Y], {"factor": 4.0})
         assert calls.launches == []
         for calls.stream in (7, 7, 7, 8, 8, 8, 7):
             launch()
@@ -283,7 +284,7 @@ class TestLaunches:
         assert [words[:4] for _, words in calls.launches[:3]] == [*[parameters(x, Y, 4.0)] * 2, [1]]
         calls.captured.add(7)
         launch()
-        assert calls.launched[-1] == (0, 7)
+        assert (calls.launched[-1], memory() is None) == ((0, 7), False)
 
     def test_arrays_that_never_come_again_make_no_graphs_and_many_in_turn_few(self, state, graphs):
         """If there are more than can be kept, those that were made stay for a long time."""
