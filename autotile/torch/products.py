@@ -165,7 +165,10 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     """
     options = _OPTIONS[emulate]
     known = _products.find(a, b, options)
-    if (known is None or (known.kernel.is_library and not _is_short(known.kernel))) and _is_plain(a):
+    made: Tensor | None = None
+    if known is not None and (not known.kernel.is_library or _is_short(known.kernel)):
+        made = known.launch(a, b)
+    if made is None and (known is None or known.kernel.is_library) and _is_plain(a):
         key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
             known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
@@ -177,10 +180,7 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
             return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
-    made: Tensor | None = known.launch(a, b)
-    if made is None:
-        if known.kernel.is_library and _is_plain(a) and not read_settings().capture:  # another device is current
-            return _torch_product(a, b)(a, b)
+    if made is None and (made := known.launch(a, b)) is None:
         made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
     return made
 
@@ -407,14 +407,13 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
-    if not (is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None) or read_settings().capture):
+    gains = is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None) or read_settings().capture
+    result: Tensor | None = known.launch(input, weight) if gains else None
+    if not gains or (is_short and result is None and not read_settings().capture):  # the latter on another device
         _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
-    result: Tensor | None = known.launch(input, weight)
     if result is None:
-        if is_short and not read_settings().capture:
-            return _torch_linear(input, weight, bias)
         n, k = weight.shape
         factor = weight.detach() if is_transposed(n, k) else weight.detach().t()
         result = kernel(input.detach().view(-1, k), factor).view(*input.shape[:-1], n)
