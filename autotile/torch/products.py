@@ -174,7 +174,7 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
             known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
             if known is None:
                 return by_torch(a, b)
-        if known is not None and known.kernel.is_library and not read_settings().capture:
+        if known and known.kernel.is_library and not read_settings().capture:
             _leave(key, known.kernel, by_torch)
             known.kernel.count_call()
             return by_torch(a, b)
