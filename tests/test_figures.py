@@ -23,7 +23,7 @@ _GUIDE = {
     "1 %",  # options, and the share of the time that counting misses may take
     "12 %",  # an example of a sentence that `tune` prints
     "22 us",  # an example of a sentence of `explain`
-    "2200 us",
+    "2,200 us",
     "50 ms",  # a timeout
     "20 ms",  # the limit of a race at the first call
     "100 %",
