@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ _DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_32F_PEDANTIC = 68, 69
 """cublasComputeType_t, cublas_api.h. By default, products of float32 are IEEE fp32, not TF32; the pedantic type is for
 an environment that asks for less."""
-_TRANSPOSE_FIRST, _TRANSPOSE_SECOND = 3, 4
+_TRANSPOSE_FIRST, _TRANSPOSE_SECOND, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
 _MAX_WORKSPACE, _REDUCTIONS = 1, 3
 _ALIGNMENTS = (5, 6, 7, 8)
@@ -40,6 +40,8 @@ _FULL_PRECISION = 2
 """``CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE``: by default, parts of a sum over a long K may be rounded to 16 bits before
 they are added. Measured on an H200 for a bfloat16 product of 16 x 40 x 76840: an error of 0.063 of the root mean
 square of the result, where one rounding of the result is 0.008."""
+_ADD_BIAS = 4
+"""``CUBLASLT_EPILOGUE_BIAS``."""
 _ALIGNED_ELEMENTS = 8
 _MIN_PRODUCTS, _MIN_K, _MIN_WIDTH = 3e9, 1024, 256
 _MAX_SUMS_BYTES = 256 << 20
@@ -174,7 +176,7 @@ class Gemm:
         self._layout, self._device_index = layout, device_index
         self._sums_bytes = layout.m * layout.n * ctypes.sizeof(ctypes.c_float) if layout.rounds_afterwards else 0
         self._rounding = _rounding(layout.result, device_index, layout.m * layout.n) if self._sums_bytes else None
-        self._prepared: dict[tuple[str, bool], _Queue] = {}
+        self._prepared: dict[tuple[str, bool, bool], _Queue] = {}
 
     def memory(self, stream: int) -> _StreamMemory:
         """Return the memory that products on a stream of the device, which must be the current one, use."""
@@ -204,29 +206,31 @@ class Gemm:
         """Queue the product on a stream of the device, which must be the current one.
 
         Raise `ToolchainError` if cuBLAS refuses the product.
-        ``addresses`` are those of A, B and C; without ``memory``, that of the stream is used.
+        ``addresses`` are those of A, B and C, and of a bias of ``n`` elements that is added to each row, if there is
+        one; without ``memory``, that of the stream is used.
         """
         memory = memory or self.memory(stream)
-        a, b, c = addresses
-        is_aligned = not (a | b | c) % _VECTOR_BYTES
-        if self._rounding is None or beta != 0.0 or c % _VECTOR_BYTES:
-            queue = self._prepared.get((self._layout.result, is_aligned)) or self._prepare(
-                self._layout.result, is_aligned
-            )
-            queue(stream, (a, b, c), memory.workspace, (alpha, beta))
+        a, b, c, *biases = addresses
+        bias = biases[0] if biases else 0
+        is_aligned = not (a | b | c | bias) % _VECTOR_BYTES
+        is_rounded = self._rounding is not None and beta == 0.0 and not (bias or c % _VECTOR_BYTES)
+        key = "float32" if is_rounded else self._layout.result, is_aligned, bias != 0
+        queue = self._prepared.get(key) or self._prepare(key, bias)
+        if self._rounding is None or not is_rounded:
+            queue(stream, (a, b, c, bias), memory.workspace, (alpha, beta))
         else:
-            queue = self._prepared.get(("float32", is_aligned)) or self._prepare("float32", is_aligned)
             with memory.lock:  # no other thread may queue a product between these two
                 sums = memory.sums(self._sums_bytes)
-                queue(stream, (a, b, sums), memory.workspace, (alpha, beta))
+                queue(stream, (a, b, sums, 0), memory.workspace, (alpha, beta))
                 self._rounding(stream, sums, c)
 
-    def _prepare(self, result: str, is_aligned: bool) -> _Queue:
+    def _prepare(self, key: tuple[str, bool, bool], bias: int) -> _Queue:
         """Describe the product to cuBLAS and ask for an algorithm; kept for all calls with arrays aligned like these.
 
         cuBLAS takes it that matrices are aligned to 256 bytes unless it is told otherwise.
         """
         library, layout, described = load_cublas(), self._layout, list[tuple[Callable[[int], int], int]]()
+        result, is_aligned, _ = key
 
         def create(kind: str, *given: int) -> int:
             handle = ctypes.c_void_p()
@@ -235,17 +239,11 @@ class Gemm:
             described.append((getattr(library, f"cublasLt{kind}Destroy"), handle.value))
             return handle.value
 
-        def assign(kind: str, handle: int, attribute: int, value: Any) -> None:
-            status = getattr(library, f"cublasLt{kind}SetAttribute")(
-                handle, attribute, _byref(value), ctypes.sizeof(value)
-            )
-            _check(status, f"cublasLt{kind}SetAttribute")
-
         def matrix(rows: int, columns: int, leading: int, dtype: str, stride: int) -> int:
             handle = create("MatrixLayout", _DATA_TYPES[dtype], rows, columns, leading)
             if layout.batch > 1:
-                assign("MatrixLayout", handle, _BATCH_COUNT, ctypes.c_int32(layout.batch))
-                assign("MatrixLayout", handle, _BATCH_STRIDE, ctypes.c_int64(stride))
+                _assign("MatrixLayout", handle, _BATCH_COUNT, ctypes.c_int32(layout.batch))
+                _assign("MatrixLayout", handle, _BATCH_STRIDE, ctypes.c_int64(stride))
             return handle
 
         try:
@@ -254,18 +252,21 @@ class Gemm:
             product = create(
                 "MatmulDesc", _COMPUTE_32F_PEDANTIC if is_pedantic else _COMPUTE_32F, _DATA_TYPES["float32"]
             )
-            assign("MatmulDesc", product, _TRANSPOSE_FIRST, ctypes.c_int32(layout.transpose_b))
-            assign("MatmulDesc", product, _TRANSPOSE_SECOND, ctypes.c_int32(layout.transpose_a))
+            _assign("MatmulDesc", product, _TRANSPOSE_FIRST, ctypes.c_int32(layout.transpose_b))
+            _assign("MatmulDesc", product, _TRANSPOSE_SECOND, ctypes.c_int32(layout.transpose_a))
+            if bias:
+                _assign("MatmulDesc", product, _EPILOGUE, ctypes.c_int32(_ADD_BIAS))
+                _assign("MatmulDesc", product, _BIAS_POINTER, ctypes.c_void_p(bias))
             lead_a, lead_b, lead_c = layout.leading
             second = matrix(*((m, k) if layout.transpose_a else (k, m)), lead_a, layout.factors, m * k)
             first = matrix(*((k, n) if layout.transpose_b else (n, k)), lead_b, layout.factors, k * n)
             output = matrix(n, m, lead_c, result, m * n)
             preference = create("MatmulPreference")
-            assign("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(_workspace_bytes()))
-            assign("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_FULL_PRECISION))
+            _assign("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_uint64(_workspace_bytes()))
+            _assign("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_FULL_PRECISION))
             alignment = _VECTOR_BYTES if is_aligned else 4 if layout.factors == "float32" else 2
             for attribute in _ALIGNMENTS:
-                assign("MatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
+                _assign("MatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
             found, count = (ctypes.c_uint64 * _HEURISTIC_WORDS)(), ctypes.c_int()
             handle = _handle(self._device_index)
             status = library.cublasLtMatmulAlgoGetHeuristic(
@@ -279,7 +280,12 @@ class Gemm:
         algorithm, workspace_bytes = _byref(found), found[_WORKSPACE_AT]
 
         prepared = library.cublasLtMatmul, handle, product, first, second, output, algorithm, workspace_bytes
-        return self._prepared.setdefault((result, is_aligned), partial(_queue, prepared))
+        return self._prepared.setdefault(key, partial(_queue, prepared))
+
+
+def _assign(kind: str, handle: int, attribute: int, value: Any) -> None:
+    name = f"cublasLt{kind}SetAttribute"
+    _check(getattr(load_cublas(), name)(handle, attribute, _byref(value), ctypes.sizeof(value)), name)
 
 
 def _destroy(described: list[tuple[Callable[[int], int], int]]) -> None:
@@ -291,24 +297,27 @@ def _destroy(described: list[tuple[Callable[[int], int], int]]) -> None:
 def _queue(
     prepared: tuple[Any, ...],
     stream: int,
-    addresses: tuple[int, int, int],
+    addresses: tuple[int, int, int, int],
     workspace: int,
     factors: tuple[float, float],
 ) -> None:
     """Queue a product; a closure would be a dozen objects for the garbage collector, of each size of a program."""
     call, handle, product, first, second, output, algorithm, workspace_bytes = prepared
-    a, b, c = addresses
+    a, b, c, bias = addresses
     scale, add = (_ONE, _ZERO) if factors == (1.0, 0.0) else map(ctypes.c_float, factors)
-    status = call(
-        handle, product, _byref(scale), b, first, a, second, _byref(add), c, output, c, output, algorithm,
-        workspace, workspace_bytes, stream,
-    )  # fmt: skip
+    with _describing if bias else nullcontext():
+        if bias:
+            _assign("MatmulDesc", product, _BIAS_POINTER, ctypes.c_void_p(bias))
+        status = call(
+            handle, product, _byref(scale), b, first, a, second, _byref(add), c, output, c, output, algorithm,
+            workspace, workspace_bytes, stream,
+        )  # fmt: skip
     if status:
         _check(status, "cublasLtMatmul")
 
 
-_Queue = Callable[[int, tuple[int, int, int], int, tuple[float, float]], None]
-"""Queues a product: stream, addresses of A, B and C, address of the workspace, alpha and beta."""
+_Queue = Callable[[int, tuple[int, int, int, int], int, tuple[float, float]], None]
+"""Queues a product: stream, addresses of A, B, C and the bias, 0 for none, and of the workspace, alpha and beta."""
 
 
 @lru_cache
@@ -376,6 +385,8 @@ _kept: dict[tuple[int, int, int], _StreamMemory] = {}
 """The memory of each stream, by device, stream, and the thread of a stream of each thread."""
 _captured: list[_StreamMemory] = []  # memory that a CUDA graph may refer to at any later time
 _lock = threading.Lock()
+_describing = threading.Lock()
+"""Held while a product is queued with a bias, whose address is part of the description."""
 
 
 def _workspace_bytes() -> int:

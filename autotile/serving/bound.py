@@ -376,9 +376,9 @@ class BoundKernel:
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Launch on arrays at these addresses without a check; return False, and launch nothing, before a call has.
 
-        The addresses are of all buffers in order, with the shapes, dtypes, layout, alignment and device of an earlier
-        call in this thread and on this stream, or with ``starts`` of those that a call requires. Only a call computes
-        by a library but cuBLAS, races, is captured, or changes the current device.
+        The addresses are of all buffers in order, and of a bias, which only cuBLAS adds; with the shapes, dtypes,
+        layout, alignment and device of an earlier call in this thread and on this stream, or with ``starts`` of those
+        that a call requires. Only a call computes by a library but cuBLAS, races, is captured, or changes the device.
         """
         launcher = self._launcher
         if launcher is None:

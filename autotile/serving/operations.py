@@ -534,20 +534,22 @@ class KnownProduct(msgspec.Struct, frozen=True, gc=False):
     device_index: int
     library: ArrayLibrary
 
-    def launch(self, a: Any, b: Any, out: Any = None) -> Any:
+    def launch(self, a: Any, b: Any, out: Any = None, bias: Any = None) -> Any:
         """Compute the product of such arrays into one like a new one, or a new one, and return it.
 
-        Return None, and launch nothing, where only a call can.
+        A ``bias`` is added by the library. Return None, and launch nothing, where only a call can.
         """
         library = self.library
         if out is None:
             out = self.allocate()
         address = library.address
-        pointers = address(a), address(b), address(out)
+        pointers: tuple[int, ...] = address(a), address(b), address(out)
+        if bias is not None:
+            pointers += (address(bias),)
         kernel, stream = self.kernel, library.stream(self.device_index)
         is_launched = kernel.launch_at(stream, pointers) or (
             # The first launch of a kernel, which may have taken over just now.
-            takes_product(kernel) and kernel.launch_at(stream, pointers, starts=True)
+            bias is None and takes_product(kernel) and kernel.launch_at(stream, pointers, starts=True)
         )
         return out if is_launched else None
 

@@ -286,8 +286,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
     """Compute ``input @ weight.T + bias`` as `torch.nn.functional.linear` does, or faster.
 
     A kernel is launched where it is known or expected to be faster than PyTorch's own function, and PyTorch's runs for
-    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record. Without a
-    bias, a product of cuBLAS that is shorter than the host's part of PyTorch's call is launched, too. All else is left
+    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record. A product
+    of cuBLAS that is shorter than the host's part of PyTorch's call is launched, too, with its bias. All else is left
     to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
     whatever is traced, transformed or under autocast (which keeps converted weights), and float32 where PyTorch may
     round it to TF32. In graphs of ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
@@ -352,7 +352,16 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
         and shape[0] > 0
         and input.is_contiguous()
         and weight.is_contiguous()
-        and (bias is None or (type(bias) in PLAIN and bias.dtype == dtype and bias.shape == shape[:1]))
+        and (
+            bias is None
+            or (
+                type(bias) in PLAIN
+                and bias.dtype == dtype
+                and bias.shape == shape[:1]
+                and bias.is_contiguous()
+                and bias.get_device() == input.get_device()
+            )
+        )
         and _is_plain(input)
     ):
         return _torch_linear(input, weight, bias)
@@ -400,7 +409,7 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains."""
     options = ("linear", emulate)
     known = _products.find(input, weight, options)
-    is_short = known is not None and bias is None and known.kernel.is_library and _is_short(known.kernel)
+    is_short = known is not None and known.kernel.is_library and _is_short(known.kernel)
     if known is None:
         shape = (*input.shape[:-1], weight.shape[0])
         known = _chosen((input, weight), options, (key, _torch_linear), _problem(input, weight, emulate), shape)
@@ -408,8 +417,10 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
     gains = is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None) or read_settings().capture
-    result: Tensor | None = known.launch(input, weight) if gains else None
-    if not gains or (is_short and result is None and not read_settings().capture):  # the latter on another device
+    result: Tensor | None = known.launch(input, weight, bias=bias if is_short else None) if gains else None
+    if is_short and result is not None:
+        return result
+    if not gains or (result is None and kernel.is_library and not read_settings().capture):  # the latter on another device
         _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)

@@ -45,7 +45,7 @@ def test_what_is_described_is_destroyed_again_where_a_product_is_refused(monkeyp
     monkeypatch.setattr(cublas, "_handle", lambda _: 0)
     gemm = Gemm(GemmLayout.of({"M": 8, "N": 8, "K": 8}, "float32"), 0)
     with pytest.raises(ToolchainError, match="cublasLtMatmulAlgoGetHeuristic failed with status 15"):
-        gemm._prepare("float32", is_aligned=True)
+        gemm._prepare(("float32", True, False), 0)
     assert not alive
 
 
@@ -76,6 +76,11 @@ def test_products_are_those_of_numpy_also_in_a_graph(dtype, batch, trans_a, tran
         gemm(stream.ptr, addresses)
         first = z.get()
         assert np.allclose(first, expected, rtol=1e-2, atol=1e-1 if dtype == "float16" else 1e-4)
+        for bias in (np.arange(50), np.arange(50)[::-1]):
+            added = cupy.asarray(bias.astype(dtype))
+            gemm(stream.ptr, (*addresses, added.data.ptr))
+            assert np.allclose(z.get(), expected + bias, rtol=1e-2, atol=1e-1 if dtype == "float16" else 1e-4)
+        gemm(stream.ptr, addresses)
         stream.begin_capture()
         gemm(stream.ptr, addresses, 2.0, -1.0)
         graph = stream.end_capture()

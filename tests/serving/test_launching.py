@@ -371,6 +371,7 @@ class TestCalls:
             launch(array_at(0), Y)
         assert written == [0, 1, 3]  # that wrapper captures one call
         assert kernel.launch_at(7, (ADDRESS, Y.data.ptr))
+        assert not kernel.launch_at(7, (ADDRESS, Y.data.ptr, ADDRESS)), "a bias is for a library"
 
     @pytest.mark.parametrize("wrong", [{"calls": 0}, {"calls": -1}, {"calls": 1.5}, {"limit_bytes": -1}])
     def test_limits_of_captured_calls_that_are_none(self, kernel, wrong, tmp_path):

@@ -553,15 +553,21 @@ class TestOnGpu:
             torch.cuda.synchronize()
             assert close(y - layer.bias, 2.0 * (expected - layer.bias))
 
-    @pytest.mark.parametrize("function", ["matmul", "linear"])
+    @pytest.mark.parametrize("function", ["matmul", "linear", "linear with a bias"])
     def test_a_short_product_of_cublas_is_a_graph_where_its_arrays_come_again(self, function):
-        products, compute, graph = autotile.torch.products, getattr(autotile.torch, function), torch.cuda.CUDAGraph()
+        products, name, graph = autotile.torch.products, function.split()[0], torch.cuda.CUDAGraph()
         a, b = (torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16) for rows in (16, 256))
-        options, rest = (products._OPTIONS[True], ()) if function == "matmul" else (("linear", True), (True, True))
-        factor, left = b.double() if function == "matmul" else b.double().t(), (a.shape, b.shape, a.dtype, True, *rest)
+        bias = torch.randn(256, device="cuda", dtype=torch.bfloat16) if function.endswith("bias") else None
+        options, rest = (products._OPTIONS[True], ()) if name == "matmul" else (("linear", True), (bias is None, True))
+        factor, left = b.double() if name == "matmul" else b.double().t(), (a.shape, b.shape, a.dtype, True, *rest)
+        added = 0.0 if bias is None else bias.double()
+
+        def compute(x, y):
+            return getattr(autotile.torch, name)(x, y, *(() if bias is None else (bias,)))
+
         compute(a, b)
         assert wait_for_compilations(60)
-        assert all(close(compute(a, b), a.double() @ factor) for _ in range(4))
+        assert all(close(compute(a, b), a.double() @ factor + added) for _ in range(4))
         served = products._products.find(a, b, options).kernel
         calls = served.calls
         for _ in range(200):
@@ -570,8 +576,8 @@ class TestOnGpu:
         with torch.cuda.graph(graph):
             captured = compute(a, b)
         graph.replay()
-        assert close(captured, a.double() @ factor)
+        assert close(captured, a.double() @ factor + added)
         for one in torch.randn(400, 16, 256, device="cuda", dtype=torch.bfloat16):
             made = compute(one, b)
-        assert close(made, one.double() @ factor)
+        assert close(made, one.double() @ factor + added)
         assert (served.has_graphs, served.calls, left in products._notes) == (False, calls + 601, True)
