@@ -420,7 +420,8 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     result: Tensor | None = known.launch(input, weight, bias=bias if is_short else None) if gains else None
     if is_short and result is not None:
         return result
-    if not gains or (result is None and kernel.is_library and not read_settings().capture):  # the latter on another device
+    # A library launches on the current device only.
+    if not gains or (result is None and kernel.is_library and not read_settings().capture):
         _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
