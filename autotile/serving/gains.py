@@ -22,9 +22,10 @@ _LEAD = 0.03
 """Part of the library's time by which a product must be expected to be faster: timings vary by a percent or two."""
 _LAUNCH_US = 2.0
 """Time of a further kernel beside its memory traffic."""
-_QUEUED_US = 80.0
+QUEUED_US, LEAST_QUEUED_US = 80.0, 20.0
 """Host time that an eager model takes for each of its products, with what it computes between them: 32 us of a chain of
-layers, 54 to 95 us of transformers. The GPU waits for the host where a product runs for less."""
+layers, 54 to 95 us of transformers; and less than that of any. The GPU waits for the host where a product runs for
+less."""
 _LAUNCH_HOST_US, _STEP_US, _BIAS_US, _RECORDED_US = 8.0, 18.0, 10.0, 130.0
 """Host times, beyond those of PyTorch's product, of a launch, a further launch, the addition of a bias and autograd's
 record in Python; measured in `benchmarks/models.py`, as the one above, with PyTorch 2.11 on an H100 host."""
@@ -138,12 +139,14 @@ class Gain:
         added = self.bias_us if bias and self.launches else 0.0
         return None if self.time_us is None else self.time_us + added
 
-    def is_worthwhile(self, *, bias: bool = False, recorded: bool = False, in_graph: bool = False) -> bool:
+    def is_worthwhile(
+        self, *, bias: bool = False, recorded: bool = False, in_graph: bool = False, queued_us: float = QUEUED_US
+    ) -> bool:
         """Whether a launch of the choice is known, or expected, to be faster than the program's call of the library.
 
-        The host must not take longer for it than the library computes, since the GPU then waits. ``recorded``: autograd
-        records the product. ``in_graph``: a CUDA graph launches it, which costs no host time. A choice that is pinned
-        is always launched, as all ranks must compute alike.
+        The host must not take longer for it, with ``queued_us`` for what surrounds it, than the library computes, since
+        the GPU then waits. ``recorded``: autograd records the product. ``in_graph``: a CUDA graph launches it, which
+        costs no host time. A choice that is pinned is always launched, as all ranks must compute alike.
         """
         if not self.launches:
             return False
@@ -153,4 +156,4 @@ class Gain:
         if time_us is None or self.library_us is None or time_us > (1.0 - _LEAD) * self.library_us:
             return False
         host_us = _LAUNCH_HOST_US + _STEP_US * (self.launches - 1) + _BIAS_US * bias + _RECORDED_US * recorded
-        return in_graph or _QUEUED_US + host_us <= (1.0 - _LEAD) * self.library_us
+        return in_graph or queued_us + host_us <= (1.0 - _LEAD) * self.library_us

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotile.cuda.driver import outside_of_captures
 from autotile.serving.arrays import VECTOR_BYTES, torch_library
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.dispatcher import matmul as _matmul
-from autotile.serving.gains import Gain, find_product, is_transposed, stored_transposed
+from autotile.serving.gains import LEAST_QUEUED_US, Gain, find_product, is_transposed, stored_transposed
 from autotile.serving.operations import KnownProduct, MatmulOptions
 from autotile.settings import read_settings
 
@@ -405,6 +408,56 @@ def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:
     return own | {"aligned": aligned, "emulate": emulate, "device": input.get_device()}
 
 
+class _Pace:
+    """Whether launches of one kind gain at the pace of the program, by its calls that PyTorch computes.
+
+    The host's time for a product, with what surrounds it, decides; it must not often find that the GPU has nothing left
+    to do, as the program waits for the host then.
+    """
+
+    CALLS, _IDLE, _LONG = 32, 8, 3.0
+    """Calls that are looked at; of these, the most that may find the GPU idle; and the time between two calls, per
+    product and over the median, beyond which the program has waited for something."""
+
+    def __init__(self, choice: object) -> None:
+        self.choice = choice
+        self.gains: bool | None = None
+        """None while calls are looked at."""
+        self._idle = 0
+        self._gaps: list[tuple[float, int]] = []
+        """Microseconds from one call to the next, and products in that time."""
+        self._last: tuple[float, int] | None = None
+
+    def add_call(self, device_index: int, gains_at: Callable[[float], bool]) -> None:
+        """Look at a call before PyTorch computes it; the last one decides, by a function of the time in us."""
+        now, products = time.perf_counter(), sum(one.calls for one in {one.kernel for one in list(_products.values())})
+        if self._last is not None:
+            self._gaps.append((1e6 * (now - self._last[0]), max(1, products - self._last[1])))
+        if len(self._gaps) >= self.CALLS:
+            longest = self._LONG * statistics.median(time_us / count for time_us, count in self._gaps)
+            times_us, counts = zip(*(gap for gap in self._gaps if gap[0] <= longest * gap[1]), strict=True)
+            self.gains = self._idle <= self._IDLE and gains_at(sum(times_us) / sum(counts))
+        with outside_of_captures():
+            self._idle += torch.cuda.current_stream(device_index).query()
+        self._last = time.perf_counter(), products
+
+
+def _gains_at_pace(key: object, gain: Gain, has_bias: bool, device_index: int) -> bool | None:
+    """Whether a launch gains as the program's host is fast enough; None while that is measured, and PyTorch's goes on.
+
+    Beside a slow host, only products of a tenth of a millisecond gain; beside a quick one, those of a third of it.
+    """
+    pace = _notes.get(("pace", key))
+    if pace is None or pace.choice is not gain.choice:
+        may_gain = gain.is_worthwhile(bias=has_bias, queued_us=LEAST_QUEUED_US)
+        if not may_gain or read_settings().numerics == "same" or torch.cuda.is_current_stream_capturing():
+            return False
+        pace = _products.note(("pace", key), _Pace(gain.choice))
+    if pace.gains is None and not torch.cuda.is_current_stream_capturing():
+        pace.add_call(device_index, lambda queued_us: gain.is_worthwhile(bias=has_bias, queued_us=queued_us))
+    return pace.gains  # type: ignore[no-any-return]
+
+
 def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
     """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains."""
     options = ("linear", emulate)
@@ -416,13 +469,16 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
-    gains = is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None) or read_settings().capture
+    gain, has_bias = _gain_of(kernel), bias is not None
+    gains: object = is_short or gain.is_worthwhile(bias=has_bias) or read_settings().capture
+    gains = gains or _gains_at_pace(key, gain, has_bias, input.get_device())
     result: Tensor | None = known.launch(input, weight, bias=bias if is_short else None) if gains else None
     if is_short and result is not None:
         return result
     # A library launches on the current device only.
     if not gains or (result is None and kernel.is_library and not read_settings().capture):
-        _leave(key, kernel, _torch_linear)
+        if gains is not None:
+            _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
     if result is None:
@@ -456,7 +512,9 @@ def _chosen(
         return kernel
 
     def loads(kernel: BoundKernel) -> bool:
-        return not kernel.is_library and (always or Gain.of(kernel, final=True).is_worthwhile())
+        return not kernel.is_library and (
+            always or Gain.of(kernel, final=True).is_worthwhile(queued_us=LEAST_QUEUED_US)
+        )
 
     if default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])):
         _products.choose_aside((options, key), serve, keep, loads)

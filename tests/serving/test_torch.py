@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -365,6 +367,28 @@ class TestLeftToPytorch:
         default_dispatcher.asked = None
         assert calls_of(layer) == (0, 1)
 
+    @pytest.mark.parametrize(("idle", "gains"), [(8, True), (9, False)])
+    def test_the_pace_of_a_program_is_its_hosts_and_counts_where_the_gpu_falls_behind(self, idle, gains, monkeypatch):
+        """Layers of a query, a key, a value, and four products of which one is of another kind; then a pause."""
+
+        class Kernel:
+            calls = 0
+
+        now, kernel, pace, asked = [0.0], Kernel(), products._Pace("a choice"), list[float]()
+        idles = iter([True] * idle + [False] * 40)
+        monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(products, "_products", {"kind": SimpleNamespace(kernel=kernel)})
+        monkeypatch.setattr(products, "outside_of_captures", nullcontext)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(query=lambda: next(idles)))
+        for call in range(33):
+            assert pace.gains is None
+            pace.add_call(0, lambda queued_us: asked.append(queued_us) or True)
+            time_us, count = ((15, 1), (15, 1), (60, 1), (240, 4))[call % 4]
+            now[0] += 1e-6 * (time_us + (5000 if call % 16 == 15 else 0))
+            kernel.calls += count
+        assert pace.gains is gains
+        assert asked == ([pytest.approx((8 * 90 + 6 * 240) / (8 * 3 + 6 * 4))] if gains else [])
+
     def test_a_layer_that_gains_in_graphs_alone_costs_the_host_nothing(self):
         alone = nn.Linear(4096, 1024, bias=False, dtype=torch.bfloat16, device="meta")
         gaining = nn.Linear(2049, 6149, bias=False, dtype=torch.bfloat16, device="meta")
@@ -552,6 +576,27 @@ class TestOnGpu:
             graph.replay()
             torch.cuda.synchronize()
             assert close(y - layer.bias, 2.0 * (expected - layer.bias))
+
+    @pytest.mark.parametrize("is_behind", [False, True])
+    def test_a_short_kernel_is_launched_where_the_gpu_falls_behind(self, is_behind, monkeypatch):
+        monkeypatch.setenv("AUTOTILE_WAIT", "on")
+        now = iter(range(1000))  # 30 us from one call to the next
+        monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: 15e-6 * next(now)))
+        default_dispatcher.clear()
+        x, weight = torch.randn(64, 4096, device="cuda"), torch.randn(4096, 4096, device="cuda")
+        exact = x.double() @ weight.double().t()
+        assert close(autotile.torch.linear(x, weight), exact)
+        served = products._products.find(x, weight, ("linear", True)).kernel
+        assert not served.is_library
+        if is_behind:
+            torch.cuda._sleep(1_000_000_000)
+        for _ in range(40):
+            if not is_behind:
+                torch.cuda.synchronize()
+            y = autotile.torch.linear(x, weight)
+        kind = (x.shape, weight.shape, x.dtype, True, True, True)
+        found = close(y, exact), products._notes["pace", kind].gains, kind in products._notes
+        assert found == (True, is_behind, not is_behind)
 
     @pytest.mark.parametrize("function", ["matmul", "linear", "linear with a bias"])
     def test_a_short_product_of_cublas_is_a_graph_where_its_arrays_come_again(self, function):
