@@ -87,6 +87,7 @@ def _asked(path: str) -> Callable[..., Any]:
 
 
 PLAIN = (Tensor, torch.nn.Parameter)
+_tensor_guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _has_dispatch_mode, _has_function_mode = _asked("_len_torch_dispatch_stack"), _asked("_len_torch_function_stack")
 _has_transform, _is_traced = _asked("_are_functorch_transforms_active"), _asked("_get_tracing_state")
 allows_tf32 = torch_library(torch).allows_tf32
@@ -121,8 +122,8 @@ _join_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _products = default_dispatcher.products
 _notes = _products.notes
 """Calls that are left to PyTorch, by kind: the kernel that is served while that is so, its choice, and PyTorch's
-function. Such a call looks it up, and does no more. Also the `Gain` of each served kernel, and what autograd records,
-by kind."""
+function, or one of `_guard`. Such a call looks it up, and does no more. Also the `Gain` of each served kernel, and what
+autograd records, by kind."""
 _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 
@@ -138,14 +139,43 @@ def _torch_product(a: Tensor, b: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return torch.mm if a.dim() == 2 else torch.bmm  # type: ignore[no-any-return]
 
 
-def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor]) -> None:
-    """Leave calls of a kind to a function of PyTorch, as long as what is served does not change.
+def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor | None]) -> None:
+    """Leave calls of a kind to a function, mostly of PyTorch, as long as what is served does not change.
 
     What stands in for something else is about to change; calls that are to be captured are launched by autotile. In a
     capture of CUDA, all is left to PyTorch, whose memory is of the graph's pool, and that means nothing for later.
     """
     if not (kernel.choice.awaited or read_settings().capture or torch.cuda.is_current_stream_capturing()):
         _products.note(key, (kernel, kernel.choice, function))
+
+
+def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> None:
+    """Launch calls of a kind on tensors like these at once, as long as what is served does not change.
+
+    PyTorch compares all of the tensors in one call, with what traces, transforms or intercepts them, as it does before
+    it runs compiled code: a microsecond in place of five. The function that is noted returns None for others.
+    """
+    note, kernel = _notes.get(key), known.kernel
+    if _tensor_guards is None or (note is not None and note[0].choice is note[1]):
+        return
+    sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
+    accepts = _tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    is_library, is_float32 = kernel.is_library, tensors[0].dtype is torch.float32
+
+    def launch(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        if (
+            not (accepts(a, b) if bias is None else accepts(a, b, bias))
+            or _has_function_mode()
+            or _forward_mode._current_level >= 0
+            or (is_float32 and allows_tf32())
+            or (a.data_ptr() | b.data_ptr()) % VECTOR_BYTES
+            or (is_library and not _is_short(kernel))
+        ):
+            return None
+        made: Tensor | None = known.launch(a, b, bias=bias if is_library else None)
+        return made if made is None or is_library or bias is None else made.add_(bias)
+
+    _leave(key, kernel, launch)
 
 
 def _gain_of(kernel: BoundKernel) -> Gain:
@@ -171,6 +201,8 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     made: Tensor | None = None
     if known is not None and (not known.kernel.is_library or _is_short(known.kernel)):
         made = known.launch(a, b)
+    if known is not None and made is not None:
+        _guard(("guarded", a.shape, b.shape, emulate, _is_grad_enabled()), known, (a, b))
     if made is None and (known is None or known.kernel.is_library) and _is_plain(a):
         key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
@@ -220,7 +252,12 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     """
     if not getattr(a, "is_cuda", False):
         return _torch_matmul(a, b)
-    if _is_compiling() or not _is_eager(a, b):
+    is_compiling = _is_compiling()
+    if not is_compiling and type(a) in PLAIN and type(b) in PLAIN:
+        guarded = _notes.get(("guarded", a.shape, b.shape, emulate, _is_grad_enabled()))
+        if guarded is not None and guarded[0].choice is guarded[1] and (made := guarded[2](a, b)) is not None:
+            return made
+    if is_compiling or not _is_eager(a, b):
         # An operator would lose a derivative.
         if _has_transform() or _forward_mode._current_level >= 0 or not getattr(b, "is_cuda", False):
             return _torch_matmul(a, b)
@@ -332,7 +369,10 @@ def _known_linear(
         return _torch_linear(input, weight, bias)
     if left is None or left[0].choice is not left[1]:
         return _decided_linear(input, weight, bias, emulate, key)
-    kernel = left[0]
+    kernel, _, function = left
+    if function is not _torch_linear:
+        made = function(input, weight, bias)
+        return made if made is not None else _decided_linear(input, weight, bias, emulate, key)
     if layer is not None and (kernel.is_library or not key[-1]):  # a kernel may gain where autograd records nothing
         layer.leave(now, input.numel(), kernel)
     kernel.count_call()
@@ -412,12 +452,12 @@ class _Pace:
     """Whether launches of one kind gain at the pace of the program, by its calls that PyTorch computes.
 
     The host's time for a product, with what surrounds it, decides; it must not often find that the GPU has nothing left
-    to do, as the program waits for the host then.
+    to do, as the program waits for the host then. The quickest of some rounds counts: a program begins slowly.
     """
 
-    CALLS, _IDLE, _LONG = 32, 8, 3.0
-    """Calls that are looked at; of these, the most that may find the GPU idle; and the time between two calls, per
-    product and over the median, beyond which the program has waited for something."""
+    ROUNDS, CALLS, _IDLE, _LONG = 4, 32, 8, 3.0
+    """Rounds and their calls; of these, the most that may find the GPU idle; and the time between calls, per product
+    and over the median, beyond which the program has waited for something."""
 
     def __init__(self, choice: object) -> None:
         self.choice = choice
@@ -427,6 +467,8 @@ class _Pace:
         self._gaps: list[tuple[float, int]] = []
         """Microseconds from one call to the next, and products in that time."""
         self._last: tuple[float, int] | None = None
+        self._rounds: list[tuple[float, int]] = []
+        """Microseconds for a product, and calls that found the GPU idle."""
 
     def add_call(self, device_index: int, gains_at: Callable[[float], bool]) -> None:
         """Look at a call before PyTorch computes it; the last one decides, by a function of the time in us."""
@@ -436,7 +478,11 @@ class _Pace:
         if len(self._gaps) >= self.CALLS:
             longest = self._LONG * statistics.median(time_us / count for time_us, count in self._gaps)
             times_us, counts = zip(*(gap for gap in self._gaps if gap[0] <= longest * gap[1]), strict=True)
-            self.gains = self._idle <= self._IDLE and gains_at(sum(times_us) / sum(counts))
+            self._rounds.append((sum(times_us) / sum(counts), self._idle))
+            self._gaps, self._idle = [], 0
+            if len(self._rounds) >= self.ROUNDS:
+                queued_us, idle = min(self._rounds)
+                self.gains = idle <= self._IDLE and gains_at(queued_us)
         with outside_of_captures():
             self._idle += torch.cuda.current_stream(device_index).query()
         self._last = time.perf_counter(), products
@@ -473,6 +519,8 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     gains: object = is_short or gain.is_worthwhile(bias=has_bias) or read_settings().capture
     gains = gains or _gains_at_pace(key, gain, has_bias, input.get_device())
     result: Tensor | None = known.launch(input, weight, bias=bias if is_short else None) if gains else None
+    if result is not None and not key[-1]:
+        _guard(key, known, (input, weight) if bias is None else (input, weight, bias))
     if is_short and result is not None:
         return result
     # A library launches on the current device only.
