@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -448,60 +447,65 @@ def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:
     return own | {"aligned": aligned, "emulate": emulate, "device": input.get_device()}
 
 
-class _Pace:
-    """Whether launches of one kind gain at the pace of the program, by its calls that PyTorch computes.
+class _Trial:
+    """Whether calls of one kind gain by launches in the program itself: rounds of calls by PyTorch, and of launches.
 
-    The host's time for a product, with what surrounds it, decides; it must not often find that the GPU has nothing left
-    to do, as the program waits for the host then. The quickest of some rounds counts: a program begins slowly.
+    They gain where the GPU falls behind the host beside launches, too, or else if the program gets on at least as fast.
+    Where PyTorch's calls often find that the GPU has nothing left to do, they are not tried: the host decides there.
     """
 
-    ROUNDS, CALLS, _IDLE, _LONG = 4, 32, 8, 3.0
-    """Rounds and their calls; of these, the most that may find the GPU idle; and the time between calls, per product
-    and over the median, beyond which the program has waited for something."""
+    ROUND, ROUNDS, _IDLE = 32, 3, 16
+    """Calls of a round, the rounds of each kind, of which the first does not count, as the host is slow at first, and
+    the most calls of the others that may find the GPU idle."""
 
     def __init__(self, choice: object) -> None:
         self.choice = choice
         self.gains: bool | None = None
-        """None while calls are looked at."""
-        self._idle = 0
-        self._gaps: list[tuple[float, int]] = []
-        """Microseconds from one call to the next, and products in that time."""
-        self._last: tuple[float, int] | None = None
+        """None during the trial."""
+        self._calls = self._idle = 0
+        self._began: tuple[float, int] | None = None
+        """When the round began, and the products of the program until then."""
         self._rounds: list[tuple[float, int]] = []
-        """Microseconds for a product, and calls that found the GPU idle."""
+        """Seconds for a product, and calls that found the GPU idle."""
 
-    def add_call(self, device_index: int, gains_at: Callable[[float], bool]) -> None:
-        """Look at a call before PyTorch computes it; the last one decides, by a function of the time in us."""
-        now, products = time.perf_counter(), sum(one.calls for one in {one.kernel for one in list(_products.values())})
-        if self._last is not None:
-            self._gaps.append((1e6 * (now - self._last[0]), max(1, products - self._last[1])))
-        if len(self._gaps) >= self.CALLS:
-            longest = self._LONG * statistics.median(time_us / count for time_us, count in self._gaps)
-            times_us, counts = zip(*(gap for gap in self._gaps if gap[0] <= longest * gap[1]), strict=True)
-            self._rounds.append((sum(times_us) / sum(counts), self._idle))
-            self._gaps, self._idle = [], 0
-            if len(self._rounds) >= self.ROUNDS:
-                queued_us, idle = min(self._rounds)
-                self.gains = idle <= self._IDLE and gains_at(queued_us)
+    @property
+    def launches(self) -> bool:
+        """Whether calls are launched now."""
+        return len(self._rounds) >= self.ROUNDS if self.gains is None else self.gains
+
+    def add_call(self, device_index: int) -> None:
+        """Look at a call before it is computed."""
+        if self._calls % self.ROUND == 0:
+            now = time.perf_counter(), sum(one.calls for one in {one.kernel for one in list(_products.values())})
+            if self._began is not None:
+                time_s, count = now[0] - self._began[0], now[1] - self._began[1]
+                self._rounds.append((time_s / max(1, count), self._idle))
+                (before_s, idle), (now_s, idle_now) = map(
+                    _quickest, (self._rounds[: self.ROUNDS], self._rounds[self.ROUNDS :])
+                )
+                if len(self._rounds) >= self.ROUNDS and idle > self._IDLE:
+                    self.gains = False
+                elif len(self._rounds) >= 2 * self.ROUNDS:
+                    self.gains = idle_now <= self._IDLE or now_s <= before_s
+            self._began, self._idle = now, 0
+        self._calls += 1
         with outside_of_captures():
             self._idle += torch.cuda.current_stream(device_index).query()
-        self._last = time.perf_counter(), products
 
 
-def _gains_at_pace(key: object, gain: Gain, has_bias: bool, device_index: int) -> bool | None:
-    """Whether a launch gains as the program's host is fast enough; None while that is measured, and PyTorch's goes on.
+def _quickest(rounds: list[tuple[float, int]]) -> tuple[float, int]:
+    """Return the least time of all rounds but the first, and their idle calls."""
+    return min((time_s for time_s, _ in rounds[1:]), default=0.0), sum(idle for _, idle in rounds[1:])
 
-    Beside a slow host, only products of a tenth of a millisecond gain; beside a quick one, those of a third of it.
-    """
-    pace = _notes.get(("pace", key))
-    if pace is None or pace.choice is not gain.choice:
-        may_gain = gain.is_worthwhile(bias=has_bias, queued_us=LEAST_QUEUED_US)
-        if not may_gain or read_settings().numerics == "same" or torch.cuda.is_current_stream_capturing():
-            return False
-        pace = _products.note(("pace", key), _Pace(gain.choice))
-    if pace.gains is None and not torch.cuda.is_current_stream_capturing():
-        pace.add_call(device_index, lambda queued_us: gain.is_worthwhile(bias=has_bias, queued_us=queued_us))
-    return pace.gains  # type: ignore[no-any-return]
+
+def _trial_of(key: object, gain: Gain, has_bias: bool) -> _Trial | None:
+    """Return the trial of a kind of calls; None where launches cannot gain, or what computes must not vary."""
+    trial = _notes.get(("trial", key))
+    if trial is None or trial.choice is not gain.choice:
+        if not gain.is_worthwhile(bias=has_bias, queued_us=LEAST_QUEUED_US) or read_settings().numerics == "same":
+            return None
+        trial = _products.note(("trial", key), _Trial(gain.choice))
+    return trial  # type: ignore[no-any-return]
 
 
 def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
@@ -516,16 +520,20 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
     gain, has_bias = _gain_of(kernel), bias is not None
-    gains: object = is_short or gain.is_worthwhile(bias=has_bias) or read_settings().capture
-    gains = gains or _gains_at_pace(key, gain, has_bias, input.get_device())
+    gains, trial = is_short or gain.is_worthwhile(bias=has_bias) or read_settings().capture is not None, None
+    if not gains and not torch.cuda.is_current_stream_capturing() and (trial := _trial_of(key, gain, has_bias)):
+        if trial.gains is None:
+            trial.add_call(input.get_device())
+        gains = trial.launches
+    is_decided = trial is None or trial.gains is not None
     result: Tensor | None = known.launch(input, weight, bias=bias if is_short else None) if gains else None
-    if result is not None and not key[-1]:
+    if result is not None and not key[-1] and is_decided:
         _guard(key, known, (input, weight) if bias is None else (input, weight, bias))
     if is_short and result is not None:
         return result
     # A library launches on the current device only.
     if not gains or (result is None and kernel.is_library and not read_settings().capture):
-        if gains is not None:
+        if is_decided:
             _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)

@@ -407,27 +407,35 @@ class TestLeftToPytorch:
         products._guard("a kind", known, (x, w, bias))
         assert products._notes["a kind"][2] is not launch
 
-    @pytest.mark.parametrize(("idle", "gains"), [(8, True), (9, False)])
-    def test_the_pace_of_a_program_is_its_hosts_and_counts_where_the_gpu_falls_behind(self, idle, gains, monkeypatch):
-        """Three products of a kind, and four of which one is; then a pause. The third round is the quickest."""
+    @pytest.mark.parametrize(
+        ("idle", "time_us", "gains", "calls"),
+        [
+            ((17, 0), 10, False, 96),  # the GPU waits for the host
+            ((16, 16), 90, True, 192),  # it does not, and not for launches either
+            ((16, 17), 80, True, 192),  # it waits for launches, and the program is as fast
+            ((16, 17), 81, False, 192),
+        ],
+    )
+    def test_a_trial_finds_whether_launches_gain_in_the_program(self, idle, time_us, gains, calls, monkeypatch):
+        """The first round of each kind is slow and waits, the second is slower than the third; two products a call."""
 
         class Kernel:
             calls = 0
 
-        now, kernel, pace, asked = [0.0], Kernel(), products._Pace("a choice"), list[float]()
-        idles = iter([call % 32 < (idle if call // 32 == 2 else 20) for call in range(129)])
+        now, kernel, trial, seen = [0.0], Kernel(), products._Trial("a choice"), list[bool]()
+        idles = {1: idle[0] // 2, 2: idle[0] - idle[0] // 2, 4: idle[1], 5: 0}
         monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         monkeypatch.setattr(products, "_products", {"kind": SimpleNamespace(kernel=kernel)})
         monkeypatch.setattr(products, "outside_of_captures", nullcontext)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(query=lambda: next(idles)))
-        for call in range(129):
-            assert pace.gains is None
-            pace.add_call(0, lambda queued_us: asked.append(queued_us) or True)
-            time_us, count = ((15, 1), (15, 1), (60, 1), (240, 4))[call % 4]
-            now[0] += 1e-6 * (time_us * (1 if call // 32 == 2 else 2) + (5000 if call % 16 == 15 else 0))
-            kernel.calls += count
-        assert pace.gains is gains
-        assert asked == ([pytest.approx((8 * 90 + 6 * 240) / (8 * 3 + 6 * 4))] if gains else [])
+        query = lambda: len(seen) % 32 < idles.get(len(seen) // 32, 32)  # noqa: E731 - fits one line
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(query=query))
+        while trial.gains is None:
+            trial.add_call(0)
+            seen.append(trial.launches)
+            in_kind = (len(seen) - 1) // 32 % 3
+            now[0] += 2e-6 * ((80 if len(seen) <= 96 else time_us) + (0, 10, 0)[in_kind] + 500 * (in_kind == 0))
+            kernel.calls += 2
+        assert (trial.gains, seen) == (gains, [index >= 96 for index in range(calls)] + [gains])
 
     def test_a_layer_that_gains_in_graphs_alone_costs_the_host_nothing(self):
         alone = nn.Linear(4096, 1024, bias=False, dtype=torch.bfloat16, device="meta")
@@ -621,8 +629,8 @@ class TestOnGpu:
     @pytest.mark.parametrize("is_behind", [False, True])
     def test_a_short_kernel_is_launched_where_the_gpu_falls_behind(self, is_behind, monkeypatch):
         monkeypatch.setenv("AUTOTILE_WAIT", "on")
-        now = iter(range(1000))  # 15 us from one call to the next
-        monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: 15e-6 * next(now)))
+        now = iter(range(1000))  # as fast by launches as by PyTorch
+        monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: next(now)))
         default_dispatcher.clear()
         x, weight = torch.randn(64, 4096, device="cuda"), torch.randn(4096, 4096, device="cuda")
         exact = x.double() @ weight.double().t()
@@ -631,12 +639,12 @@ class TestOnGpu:
         assert not served.is_library
         if is_behind:
             torch.cuda._sleep(1_000_000_000)
-        for _ in range(140):
+        for _ in range(200):
             if not is_behind:
                 torch.cuda.synchronize()
             y = autotile.torch.linear(x, weight)
         kind = (x.shape, weight.shape, x.dtype, True, True, False)
-        assert (close(y, exact), products._notes["pace", kind].gains) == (True, is_behind)
+        assert (close(y, exact), products._notes["trial", kind].gains) == (True, is_behind)
         assert (products._notes[kind][2] is nn.functional.linear) is not is_behind
 
     @pytest.mark.parametrize("function", ["matmul", "linear", "linear with a bias"])
