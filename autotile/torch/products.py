@@ -450,13 +450,12 @@ def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:
 class _Trial:
     """Whether calls of one kind gain by launches in the program itself: rounds of calls by PyTorch, and of launches.
 
-    They gain where the GPU falls behind the host beside launches, too, or else if the program gets on at least as fast.
-    Where PyTorch's calls often find that the GPU has nothing left to do, they are not tried: the host decides there.
+    They gain where the program gets on at least as fast, or the GPU falls far behind the host beside launches, too.
+    Where most of PyTorch's calls find that the GPU has nothing left to do, none are tried: the host decides there.
     """
 
-    ROUND, ROUNDS, _IDLE = 32, 3, 16
-    """Calls of a round, the rounds of each kind, of which the first does not count, as the host is slow at first, and
-    the most calls of the others that may find the GPU idle."""
+    ROUND, ROUNDS = 32, 3
+    """Calls of a round, and rounds of each kind, of which the first does not count, as the host is slow at first."""
 
     def __init__(self, choice: object) -> None:
         self.choice = choice
@@ -483,10 +482,10 @@ class _Trial:
                 (before_s, idle), (now_s, idle_now) = map(
                     _quickest, (self._rounds[: self.ROUNDS], self._rounds[self.ROUNDS :])
                 )
-                if len(self._rounds) >= self.ROUNDS and idle > self._IDLE:
+                if len(self._rounds) >= self.ROUNDS and idle > self.ROUND:  # half of the calls of two rounds
                     self.gains = False
                 elif len(self._rounds) >= 2 * self.ROUNDS:
-                    self.gains = idle_now <= self._IDLE or now_s <= before_s
+                    self.gains = now_s <= before_s or idle_now <= self.ROUND // 2
             self._began, self._idle = now, 0
         self._calls += 1
         with outside_of_captures():

@@ -410,10 +410,10 @@ class TestLeftToPytorch:
     @pytest.mark.parametrize(
         ("idle", "time_us", "gains", "calls"),
         [
-            ((17, 0), 10, False, 96),  # the GPU waits for the host
-            ((16, 16), 90, True, 192),  # it does not, and not for launches either
-            ((16, 17), 80, True, 192),  # it waits for launches, and the program is as fast
-            ((16, 17), 81, False, 192),
+            ((33, 0), 10, False, 96),  # the GPU waits for the host
+            ((32, 16), 90, True, 192),  # it does not, and hardly for launches either
+            ((32, 17), 80, True, 192),  # it waits for launches, and the program is as fast
+            ((32, 17), 81, False, 192),
         ],
     )
     def test_a_trial_finds_whether_launches_gain_in_the_program(self, idle, time_us, gains, calls, monkeypatch):
