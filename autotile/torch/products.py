@@ -158,7 +158,10 @@ def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> Non
     if _tensor_guards is None or (note is not None and note[0].choice is note[1]):
         return
     sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
-    accepts = _tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    try:
+        accepts = _tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    except (RuntimeError, SystemError, TypeError):  # of a version of PyTorch that takes other arguments
+        return
     is_library, is_float32 = kernel.is_library, tensors[0].dtype is torch.float32
 
     def launch(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -195,13 +198,13 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
 
     Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call shows.
     """
-    options = _OPTIONS[emulate]
+    options, at_once = _OPTIONS[emulate], ("at once", a.shape, b.shape, emulate, _is_grad_enabled())
     known = _products.find(a, b, options)
     made: Tensor | None = None
     if known is not None and (not known.kernel.is_library or _is_short(known.kernel)):
         made = known.launch(a, b)
     if known is not None and made is not None:
-        _guard(("guarded", a.shape, b.shape, emulate, _is_grad_enabled()), known, (a, b))
+        _guard(at_once, known, (a, b))
     if made is None and (known is None or known.kernel.is_library) and _is_plain(a):
         key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
         if known is None and (problem := _product_of(a, b, emulate)) is not None:
@@ -210,6 +213,7 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
                 return by_torch(a, b)
         if known and known.kernel.is_library and not read_settings().capture:
             _leave(key, known.kernel, by_torch)
+            _notes.pop(at_once, None)
             known.kernel.count_call()
             return by_torch(a, b)
     if known is None:
@@ -253,8 +257,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         return _torch_matmul(a, b)
     is_compiling = _is_compiling()
     if not is_compiling and type(a) in PLAIN and type(b) in PLAIN:
-        guarded = _notes.get(("guarded", a.shape, b.shape, emulate, _is_grad_enabled()))
-        if guarded is not None and guarded[0].choice is guarded[1] and (made := guarded[2](a, b)) is not None:
+        note = _notes.get(("at once", a.shape, b.shape, emulate, _is_grad_enabled()))
+        if note is not None and note[0].choice is note[1] and (made := note[2](a, b)) is not None:
             return made
     if is_compiling or not _is_eager(a, b):
         # An operator would lose a derivative.
