@@ -329,11 +329,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
     """Compute ``input @ weight.T + bias`` as `torch.nn.functional.linear` does, or faster.
 
     A kernel is launched where it is known or expected to be faster than PyTorch's own function, and PyTorch's runs for
-    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record. A product
-    of cuBLAS that is shorter than the host's part of PyTorch's call is launched, too, with its bias. All else is left
-    to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
-    whatever is traced, transformed or under autocast (which keeps converted weights), and float32 where PyTorch may
-    round it to TF32. In graphs of ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
+    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record; one that runs
+    for less is first tried in the program. A product of cuBLAS that is shorter than the host's part of PyTorch's call
+    is launched, too, with its bias. All else is left to PyTorch: the first call of a size, while the choice is made
+    aside, other dtypes and devices, empty tensors, whatever is traced, transformed or under autocast (which keeps
+    converted weights), and float32 where PyTorch may round it to TF32. In graphs of ``torch.compile`` and
+    ``torch.export`` it is PyTorch's operator; see `join_inductor`.
 
     Parameters
     ----------
