@@ -37,8 +37,6 @@ from autotile.serving.selection import (
     Shelf,
     choose,
     choose_bundled,
-    exact,
-    neighbours,
     same_bits,
 )
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
@@ -92,7 +90,8 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
 
 def _stand_in(request: KernelRequest, chosen: Config, device_index: int | None) -> BoundKernel | None:
     """Return a kernel in the best other configuration that is valid for a problem and needs no compiler, or None."""
-    for choice in (*exact(request), *neighbours(request), Choice("default", request.kernel.spec.default)):
+    stored = map(request.choice_of, request.ranked)
+    for choice in (*stored, Choice("default", request.kernel.spec.default)):
         is_other = dict(choice.config) != dict(chosen) and request.allows(choice)
         if is_other and not (code := request.code(choice)).needs_compiler():
             return BoundKernel(code, choice, request.device, device_index)
@@ -472,13 +471,15 @@ class Dispatcher:
         if lookup.bundle is not None:
             of_kernel = replace(lookup, dtype=problem.dtype, is_operation=False)
             served = shelf.serve_packed(
-                problem, lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own)), library=library
+                *(problem, self._open_bundle(lookup.bundle)),
+                lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own)),
+                library=library,
             )
         elif pin is not None and (way := pin.way_for(shelf, problem, library=library, numerics=lookup.numerics)):
             served = shelf.bind(way)
         else:
             may_race = self.may_race and lookup.numerics != "same" and not anew and pin is None
-            served = shelf.serve(problem, library=library, race=lookup.race, may_race=may_race)
+            served = shelf.serve(problem, library=library, race=(lookup.race or None) if may_race else False)
             if pin is None and not self._waits(lookup):
                 served.find_stand_in = partial(shelf.stand_in, problem, library=library)
         served.operation, served.library_allowed = problem, library
@@ -496,7 +497,6 @@ class Dispatcher:
                 *(operation, dtype, lookup.location if path is None else _NO_DATABASE),
                 partial(self._device, lookup.place),
                 _nvrtc_of if path is None else lambda _: "",
-                bundle=self._open_bundle(path) if path is not None else None,
                 l2=l2,
             )
         return shelf

@@ -46,10 +46,7 @@ from autotile.serving.selection import (
     KernelRequest,
     Shelf,
     choose,
-    exact,
-    first_allowed,
     model_of,
-    neighbours,
     packed_origin,
     stored_choice,
 )
@@ -146,8 +143,8 @@ class OperationShelf:
     """Stored results of an operation for one dtype on one device, to be looked up by sizes.
 
     ``find_device`` returns the CUDA device, None if what is served can only be inspected, and its properties, given all
-    results; ``find_nvrtc`` the version of NVRTC. `serve_packed` serves from a ``bundle``. Times with the L2 cache in
-    another state than ``l2`` count only where there are no others.
+    results; ``find_nvrtc`` the version of NVRTC. Times with the L2 cache in another state than ``l2`` count only where
+    there are no others.
     """
 
     def __init__(
@@ -158,11 +155,9 @@ class OperationShelf:
         find_device: Callable[[Shelf], tuple[int | None, DeviceProperties]],
         find_nvrtc: Callable[[Shelf], str],
         *,
-        bundle: Bundle | None = None,
         l2: L2Mode = "cold",
     ) -> None:
         self.operation, self.dtype, self.l2 = operation, dtype, l2
-        self._bundle = bundle
         self._location = location
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         members = operation.members_for(dtype)
@@ -206,25 +201,20 @@ class OperationShelf:
         names = {own, *self.members, *(f"{own}:{library.name}" for library in self.libraries)}
         return frozenset(one for one in read_file(self._location, CHANGES) or () if one[0] in names)
 
-    def serve(
-        self, problem: Problem, *, library: bool = True, race: bool = False, may_race: bool = True
-    ) -> BoundKernel:
+    def serve(self, problem: Problem, *, library: bool = True, race: bool | None = None) -> BoundKernel:
         """Return the best way to compute a problem, ready to be launched.
 
-        With ``race``, or by the setting, the first call races the best few ways if nothing was measured for the problem
-        and ``may_race`` allows it. Raise `InputError` if no kernel computes the problem on the device.
+        With ``race``, or by the setting if that is None, the first call races the best few ways if nothing was measured
+        for the problem. Raise `InputError` if no kernel computes the problem on the device.
         """
-        race = may_race and (race or self._races) and self.device_index is not None
-        way = OperationRequest(self, problem, library=library).ways()[0]
-        served = self.bind(way)
-        if race and served.tier != "exact":
+        served = self.bind(OperationRequest(self, problem, library=library).ways()[0])
+        races = self._races if race is None else race
+        if races and self.device_index is not None and served.tier != "exact":
             from autotile.serving.racing import adopt_fastest
 
             present = self.contenders(problem, library=library)
             if len(present) > 1:
-                race_all = partial(adopt_fastest, present, self.operation, self._location)
-                served = self.bind(way, first_use=(present[0], race_all))
-
+                served.first_use = present[0], partial(adopt_fastest, present, self.operation, self._location)
         served.find_ways = self.find_ways
         return served
 
@@ -284,26 +274,23 @@ class OperationShelf:
         return None
 
     def serve_packed(
-        self, problem: Problem, find: Callable[[str, Sizes], BoundKernel], *, library: bool
+        self, problem: Problem, bundle: Bundle, find: Callable[[str, Sizes], BoundKernel], *, library: bool
     ) -> BoundKernel:
-        """Return the kernel or library that the bundle holds for a problem: exactly, by its model, or the nearest.
+        """Return the kernel or library that a bundle holds for a problem: exactly, by its model, or the nearest.
 
         ``find`` returns the best configuration that the bundle holds of a kernel, for sizes by the kernel's own names.
         That the bundle holds nothing for the problem is an `InputError`.
         """
         try:
-            nearest = _nearest_first(problem, self.operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
+            nearest = _nearest_first(problem, self.operation.fitting(problem), find)[0]
         except InputError:
-            if (packed := self._expected_packed(problem, library=library)) is None:
+            if (packed := self._expected_packed(problem, bundle, library=library)) is None:
                 raise
             return packed
-        return nearest if nearest.tier == "exact" else self._expected_packed(problem, library=library) or nearest
+        return nearest if nearest.tier == "exact" else self._expected_packed(problem, bundle, library=library) or nearest
 
-    def _expected_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
-        """Return the fastest by the model, of libraries and what the bundle holds; None without a model or any."""
-        bundle = self._bundle
-        if bundle is None:
-            return None
+    def _expected_packed(self, problem: Problem, bundle: Bundle, *, library: bool) -> BoundKernel | None:
+        """Return the fastest by the model, of libraries and what a bundle holds; None without a model or any."""
         request = OperationRequest(self, problem, library=library)
         held: dict[str, dict[str, BundledCubin]] = {}
         for name in request.fits.keys() & bundle.kernels:
@@ -321,10 +308,10 @@ class OperationShelf:
             return self.bind(way._replace(code=code, choice=choice))
         return None
 
-    def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:
-        """Return a way to compute a problem as a served kernel; ``first_use`` is as for `BoundKernel`."""
+    def bind(self, way: Way) -> BoundKernel:
+        """Return a way to compute a problem as a served kernel."""
         choice = replace(way.choice, contenders=(way.contender,), unread=self.fault)
-        return BoundKernel(way.code, choice, self.device, self.device_index, first_use=first_use)
+        return BoundKernel(way.code, choice, self.device, self.device_index)
 
     def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> KernelRequest:
         """Return a problem of one of the kernels, by its name and its sizes."""
@@ -399,7 +386,9 @@ class OperationRequest:
         kernel = self.shelf.members[name].kernel
         return Problem(kernel.name, {**kernel.spec.sizes, **self.fits[name]}, self.shelf.dtype)
 
-    def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
+    def library_way(
+        self, library: Library, choice: Choice, time_us: float | None = None, doubt: float | None = None
+    ) -> Way:
         """Return a library as a way to compute the problem."""
         name = next(iter(self.fits))
         code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, self.fits[name])
@@ -414,7 +403,7 @@ def measured(request: OperationRequest) -> Iterator[Way]:
         if not (stored := member.results.get(member.key_of_sizes(sizes))):
             continue
         of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
-        choice = first_allowed(of_kernel, exact, neighbours)
+        choice = of_kernel.stored()
         if choice is not None and choice.measurement is not None and choice.tier != "transferred":
             ways.append(Way(of_kernel.code(choice), choice, choice.measurement.time_us))
     key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
@@ -453,7 +442,7 @@ def expected(request: OperationRequest) -> Iterator[Way]:
 def called(request: OperationRequest) -> Iterator[Way]:
     """Yield the libraries, of which no time is known."""
     for library in request.libraries:
-        yield request.library_way(library, Choice("library", {}), None)
+        yield request.library_way(library, Choice("library", {}))
 
 
 def nearest(request: OperationRequest) -> Iterator[Way]:
@@ -466,17 +455,14 @@ def nearest(request: OperationRequest) -> Iterator[Way]:
         return Way(of_kernel.code(choice), choice)
 
     fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
-    yield from _nearest_first(request.problem, fits, find, lambda way: way.code.problem)
+    yield from _nearest_first(request.problem, fits, find)
 
 
 Found = TypeVar("Found", Way, BoundKernel)
 
 
 def _nearest_first(
-    problem: Problem,
-    fits: Iterable[tuple[Member, Sizes]],
-    find: Callable[[str, Sizes], Found],
-    problem_of: Callable[[Found], Problem],
+    problem: Problem, fits: Iterable[tuple[Member, Sizes]], find: Callable[[str, Sizes], Found]
 ) -> list[Found]:
     """Return a choice for each kernel, that which was measured for the nearest problem first."""
     found: list[tuple[tuple[Any, ...], Found]] = []
@@ -488,7 +474,7 @@ def _nearest_first(
             # Measured on this GPU, on another, not at all, and what must be measured; the distance; the time.
             place = {"transferred": 1, "default": 2}.get(choice.tier, 0)
             order = 3 if place and member.measured_only else place
-            distance = size_distance(choice.tuned_sizes or {}, problem_of(one).sizes)
+            distance = size_distance(choice.tuned_sizes or {}, {**member.load().spec.sizes, **sizes})
             found.append(((order, distance, tuned.time_us if tuned is not None else math.inf), one))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")

@@ -188,14 +188,10 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
         else:
             from autotile.database.database import Database
 
-            url = place.reveal().render_as_string(hide_password=False)
-            with FORK_LOCK:
-                present = Database.open_readonly(url, server_timeout_s=SERVER_TIMEOUT_S)
-                if present is None:  # no tables are created for it
-                    return False
-                present.close()
-                with Database.open(url, server_timeout_s=SERVER_TIMEOUT_S) as database:
-                    database.add_misses(misses)
+            if not read_server(location, lambda _: True):  # no tables are created for it
+                return False
+            with FORK_LOCK, Database.open(location, server_timeout_s=SERVER_TIMEOUT_S) as database:
+                database.add_misses(misses)
     except Exception:  # a database must not disturb the program, which has launched its kernel
         return False
     for one, total in zip(watched, totals, strict=True):

@@ -1,15 +1,15 @@
-"""Sources of choices for a problem of a kernel, the filter of what they yield, and the comparison of neighbours.
+"""The choice for a problem of a kernel: results that may be served, and the comparison of neighbours.
 
 All that serving reads of a database is read here. A shelf holds the results of a kernel: a database with those that
 ship with autotile, a bundle, or what a program states. A database that is missing or cannot be read counts as empty.
 
-A source yields choices for a request, the best first, and reads the shelf no further than it is asked. `exact` results
-are served as they are. Otherwise `rules` of families and `neighbours`, results of other sizes and GPUs, are compared
-with the base, what an empty database would serve: a shipped rule, or the `untuned` configuration unless a shipped
-neighbour is expected to be faster. A rule that is in force is served unless it is expected to be slower, by more than
-the doubt; a neighbour only if it is expected to be faster, by more than the doubt (`autotile.families.preference`).
+A shelf is read no further than a request needs. Results of exactly its problem are served as they are. Otherwise rules
+of families and neighbours, results of other sizes and GPUs, are compared with the base, what an empty database would
+serve: a shipped rule, or the `untuned` configuration unless a shipped neighbour is expected to be faster. A rule that
+is in force is served unless it is expected to be slower, by more than the doubt; a neighbour only if it is expected to
+be faster, by more than the doubt (`autotile.families.preference`).
 
-The filter `KernelRequest.allows` holds for every source. A result of another version of the kernel is never served, as
+The filter `KernelRequest.allows` holds for all of them. A result of another version of the kernel is never served, as
 it was not verified for this one. Neither is one that was tuned for distant sizes and that a search would not try at
 these. A configuration that breaks a rule or a limit at these sizes or on this device is skipped; so is one that, with
 the resources it was compiled to where it was tuned, could not run here or would violate the limits of the search-space
@@ -25,7 +25,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -111,7 +111,7 @@ class DatabaseShelf:
         """The user's winners, then the shipped ones."""
         from autotile.exchange.shipped import shipped_winners  # not for an exact result
 
-        own = self._read(lambda database: database.winners(**self._of), WINNERS, **self._of)
+        own = self._read(WINNERS, lambda database: database.winners(**self._of), **self._of)
         return [*own, *shipped_winners(**self._of)]
 
     @property
@@ -119,19 +119,19 @@ class DatabaseShelf:
         """The user's rules, newest first, then the shipped ones."""
         from autotile.exchange.shipped import shipped_rules
 
-        yield from self._read(None, RULES, **self._of)
+        yield from self._read(RULES, **self._of)
         yield from shipped_rules(**self._of)
 
     @cached_property
     def checks(self) -> list[StoredVerdict]:
         """The user's verdicts."""
-        return self._read(None, CHECKS, **self._of)
+        return self._read(CHECKS, **self._of)
 
     def own(self, key: TuningKey) -> list[Winner]:
         """Return the user's winner of a problem; it takes as long in a large database as in a small one."""
         if "winners" in vars(self):
             return [winner for winner in self.winners if winner.key == key and not winner.shipped]
-        return self._read(lambda database: [*filter(None, [database.winner(key)])], WINNER, digest=key.digest)
+        return self._read(WINNER, lambda database: [*filter(None, [database.winner(key)])], digest=key.digest)
 
     def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
         """Return the newest result of each finalist of a winner's study and of some other configurations in it.
@@ -156,13 +156,13 @@ class DatabaseShelf:
 
         The newest come first, and ``device`` is that of the study.
         """
-        for row in self._read(None, DIGESTED, study=study, config=config):
+        for row in self._read(DIGESTED, study=study, config=config):
             with suppress(DataError):
                 digest = convert(row["telemetry"], dict[str, Any]).get(OUTPUT_DIGEST, "")
                 yield Winner.from_row(row, device), convert(digest, Text)
 
     def _read(
-        self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
+        self, query: Query[Result], server: Callable[[Database], list[Result]] | None = None, **parameters: str
     ) -> list[Result]:
         """Read a file by a query, a server's database by a function or, if that is None, the same query.
 
@@ -247,6 +247,11 @@ class KernelRequest:
         wanted = [getattr(self.key, name) for name in fields]
         current = [one for one in self.shelf.winners if [getattr(one.key, name) for name in fields] == wanted]
         return sorted(current, key=self.rank)
+
+    def stored(self, tier: Tier | None = None) -> Choice | None:
+        """Return the first of the `ranked` results, or of those of a tier, that may be served; None without one."""
+        of_tier = (one for one in self.ranked if tier is None or self.tier_of(one.key) == tier)
+        return next(filter(self.allows, map(self.choice_of, of_tier)), None)
 
     @cached_property
     def wrong(self) -> set[str]:
@@ -333,43 +338,23 @@ def stored_choice(
     )
 
 
-def exact(request: KernelRequest) -> Iterator[Choice]:
-    """Yield the results of exactly this problem: the user's own by its key, then those among all."""
-    if isinstance(request.shelf, DatabaseShelf):
-        yield from map(request.choice_of, request.shelf.own(request.key))
-    yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) == "exact")
-
-
-def neighbours(request: KernelRequest) -> Iterator[Choice]:
-    """Yield the results of other sizes, compilers and GPUs, those of this GPU first."""
-    yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) != "exact")
-
-
-def rules(request: KernelRequest) -> Iterator[Choice]:
-    """Yield what each rule in force of a family with the problem chooses."""
-    yield from (found[-1] for _, found in _by_rules(request, request.shelf.rules) if found is not None)
-
-
-def first_allowed(request: KernelRequest, *sources: Callable[[KernelRequest], Iterator[Choice]]) -> Choice | None:
-    """Return the first choice of several sources, in their order, that may be served; None if there is none."""
-    return next(filter(request.allows, chain.from_iterable(source(request) for source in sources)), None)
-
-
 def choose(request: KernelRequest) -> Choice:
     """Return the best choice for a problem."""
-    found = first_allowed(request, exact)
-    if found is None and not request.shelf.compares:
-        found = first_allowed(request, rules, neighbours)
-    if found is not None or not request.shelf.compares:
-        return found or untuned(request)
-    known = list(request.shelf.rules)
+    shelf = request.shelf
+    # The user's own result by its key, which needs no others to be read.
+    own = map(request.choice_of, shelf.own(request.key) if isinstance(shelf, DatabaseShelf) else ())
+    if (found := next(filter(request.allows, own), None) or request.stored(tier="exact")) is not None:
+        return found
+    known = list(shelf.rules)
+    if not shelf.compares:
+        return _followed(request, known, None)[0] or request.stored() or untuned(request)
     base, _ = _followed(request, (rule for rule in known if rule.shipped), None)
     if base is None:  # else the space may have to be enumerated
         base = _displaced(request, untuned(request), shipped=True, trusted=True)
     by_rule, unapplied = _followed(request, (rule for rule in known if not rule.shipped), base)
     if by_rule is not None:
         return by_rule
-    return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=request.shelf.bundled)
+    return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=shelf.bundled)
 
 
 def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
@@ -636,22 +621,20 @@ def choose_bundled(
 
     spec, name = bundled.kernel.spec, bundled.kernel.name
     check_device(spec, device)
-    running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
-    if not running:
-        targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
-        raise BundleError(
-            f"{bundle.path} holds {name} for {targets}, which does not run on {device.name} ({device.architecture}); "
-            f"make the bundle with --arch {device.architecture}. {FALLBACK}"
-        )
-    flags = {flag: problem.sizes[flag] for flag in spec.compiled_names}
-    fitting = [cubin for cubin in running if cubin.dtype == problem.dtype and dict(cubin.flags) == flags]
-    if not fitting:
+    cubins = bundled.cubins_for(problem, device.compute_capability)
+    if not cubins:
+        running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
+        if not running:
+            targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
+            raise BundleError(
+                f"{bundle.path} holds {name} for {targets}, which does not run on {device.name} "
+                f"({device.architecture}); make the bundle with --arch {device.architecture}. {FALLBACK}"
+            )
         held = {" ".join([one.dtype, *(f"{flag}={value}" for flag, value in one.flags.items())]) for one in running}
         raise BundleError(
             f"{bundle.path} holds {name} compiled for {', '.join(sorted(held))}, but {problem} is requested; tune such "
             f"a problem and make the bundle again. {FALLBACK}"
         )
-    cubins = bundled.cubins_for(problem, device.compute_capability)
     shelf = Shelf(
         [
             replace(winner, resources=cubins[key].resources)
