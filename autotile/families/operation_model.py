@@ -173,10 +173,7 @@ class ModelInputs:
     def of_problem(self, sizes: Sizes, kernels: KernelSizes) -> Vector:
         """Return the inputs of a problem, shape (problem inputs,)."""
         values = [sizes[name] for name in self.vocabulary.sizes]
-        own: Sequence[int] = ()
-        if self._names:
-            kernel, names = self._names[0]
-            own = [kernels[kernel][name] for name in names]
+        own = [kernels[kernel][name] for kernel, names in self._names[:1] for name in names]
         rows = [
             _alignment(own[extent[-1]]) if extent and extent[-1] is not None else _MAX_ALIGNMENT
             for extent in self._extents
@@ -243,10 +240,9 @@ IsValid = Callable[[int, Config], bool]
 """Tells whether a configuration, at a position among the candidates, is valid for a problem."""
 
 
-def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Callable[[Problem], IsValid | None]:
+def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Callable[[Problem], IsValid]:
     """Return a function of a problem that returns the check of configurations against a kernel's rules and limits.
 
-    That is None where no configuration is valid.
     ``problem`` is any of the same flags. The rules are parted so that candidates are checked quickly: those about sizes
     and flags hold for all configurations or for none, those about parameters and flags for all sizes or for none.
     """
@@ -266,10 +262,10 @@ def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Ca
         (sized if is_sized else others).append(limit)
     known: dict[tuple[int, str], bool] = {}  # of the rules and limits that do not depend on sizes, by element type
 
-    def check_of(problem: Problem) -> IsValid | None:
+    def check_of(problem: Problem) -> IsValid:
         of_sizes = {**of_device, **problem.names}
         if not all(rule.value(of_sizes) for rule in of_problem):
-            return None
+            return lambda number, config: False
 
         def is_valid(number: int, config: Config) -> bool:
             if spec.computed:
@@ -331,9 +327,7 @@ Ranked = tuple[list[int], list[int], Callable[[int], Expected]]
 """Positions of configurations, and of libraries, the one that is expected to be fastest first; what is expected of
 each."""
 _Ready = tuple[
-    tuple[ModelCandidate, ...],
-    Callable[[Sizes, KernelSizes], Ranked],
-    Mapping[str, Callable[[Problem], IsValid | None]],
+    tuple[ModelCandidate, ...], Callable[[Sizes, KernelSizes], Ranked], Mapping[str, Callable[[Problem], IsValid]]
 ]
 """Candidates for problems of given flags and kernels, a function that ranks them, valid or not, and the `validity` of
 each kernel."""
@@ -398,7 +392,7 @@ class OperationModel:
                     return others[:1]
             else:
                 return others[:1]
-        checks: dict[str, IsValid | None] = {}
+        checks: dict[str, IsValid] = {}
         own: list[Expected] = []
         for number in configurations:
             if len(own) == count:
@@ -408,8 +402,7 @@ class OperationModel:
                 name = candidate.kernel
                 if name not in checks:
                     checks[name] = rules[name](Problem(name, kernels[name], dtype or self.dtype))
-                is_valid = checks[name]
-                if is_valid is not None and is_valid(number, candidate.config):
+                if checks[name](number, candidate.config):
                     own.append(expected(number))
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:

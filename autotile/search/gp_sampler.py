@@ -64,8 +64,9 @@ Scores = tuple[Floats, NDArray[np.bool_], int, float | None]
 class History:
     """Rows and results of trials, by their index in the order in which they began.
 
-    ``rows`` is the row of each, with spare memory behind the last; ``first_success`` the number of trials that ended
-    before the first success, all if there is none.
+    ``rows`` is the row of each. In the order in which they ended, ``order`` is the index of each, and ``values`` are
+    its values, shape (trials, objectives), NaN for failures; ``first_success`` is the number of those before the first
+    success, all if there is none. The arrays have spare memory behind the last trial.
     """
 
     def __init__(self) -> None:
@@ -73,8 +74,8 @@ class History:
         self.ended = 0
         self.first_success = 0
         self.rows: Rows = np.zeros(64, np.int64)
-        self._order: Rows = np.zeros(64, np.int64)
-        self._values: Floats = np.zeros((64, 1))
+        self.order: Rows = np.zeros(64, np.int64)
+        self.values: Floats = np.zeros((64, 1))
         self._errors: Floats = np.zeros(64)
         self._scores: tuple[int, Scores] | None = None
         """The trials of one objective, after the number of trials that they are of."""
@@ -82,9 +83,9 @@ class History:
     def begin(self, row: int) -> int:
         """Add a trial that begins; return its index."""
         if self.begun == len(self.rows):
-            self.rows, self._order, self._values, self._errors = (
+            self.rows, self.order, self.values, self._errors = (
                 np.concatenate([each, np.zeros_like(each)])
-                for each in (self.rows, self._order, self._values, self._errors)
+                for each in (self.rows, self.order, self.values, self._errors)
             )
         self.rows[self.begun] = row
         self.begun += 1
@@ -94,26 +95,18 @@ class History:
         """Add the result of a trial, and the relative standard error of its first value, 0 if it is not known."""
         if result is None and self.first_success == self.ended:
             self.first_success += 1
-        if result is not None and len(result) != self._values.shape[1]:  # only failures so far
-            self._values = np.full((len(self._values), len(result)), np.nan)
-        self._order[self.ended] = index
-        self._values[self.ended] = np.nan if result is None else result
+        if result is not None and len(result) != self.values.shape[1]:  # only failures so far
+            self.values = np.full((len(self.values), len(result)), np.nan)
+        self.order[self.ended] = index
+        self.values[self.ended] = np.nan if result is None else result
         self._errors[self.ended] = error
         self.ended += 1
 
-    def first_ended(self, count: int) -> Rows:
-        """Return the indices of the first trials that ended, in that order."""
-        return self._order[: min(count, self.ended)]
-
-    def values(self, count: int) -> Floats:
-        """Return the values of the first trials that ended, shape (count, objectives); NaN for failures."""
-        return self._values[: min(count, self.ended)]
-
     def scores(self, weights: Floats) -> Scores:
         """Return the scores of the trials that ended, at least one of which succeeded; see `losses`."""
-        if self._scores is not None and self._scores[0] == self.ended and self._values.shape[1] == 1:
+        if self._scores is not None and self._scores[0] == self.ended and self.values.shape[1] == 1:
             return self._scores[1]
-        values = self.values(self.ended)
+        values = self.values[: self.ended]
         failed = np.isnan(values[:, 0])
         reached = losses(values, weights)
         best = int(np.argmin(np.where(failed, np.inf, reached)))
@@ -123,24 +116,23 @@ class History:
     @property
     def since_best(self) -> int:
         """Number of trials that ended since the one with the lowest first value; 0 if there is none."""
-        first = self._values[: self.ended, 0]
+        first = self.values[: self.ended, 0]
         return self.ended - 1 - int(np.argmin(np.where(np.isnan(first), np.inf, first))) if self.ended else 0
 
     def successes(self) -> tuple[Rows, Floats]:
         """Return the rows of the successful trials, in the order in which they ended, and their first values."""
-        first = self._values[: self.ended, 0]
+        first = self.values[: self.ended, 0]
         ran = ~np.isnan(first)
-        return self.rows[self._order[: self.ended][ran]], first[ran]
+        return self.rows[self.order[: self.ended][ran]], first[ran]
 
     def noise(self, count: int) -> Floats:
         """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""
-        values = self.values(count)
+        values = self.values[:count]
         deviation = speed_of_loss(values)
-        noise = np.zeros(len(values))
+        noise = np.zeros(count)
         if deviation:
             ran = ~np.isnan(values[:, 0])
-            speeds = _speeds(values[ran, 0])
-            noise[ran] = np.square(speeds * self._errors[: len(values)][ran] / deviation)
+            noise[ran] = np.square(_speeds(values[ran, 0]) * self._errors[:count][ran] / deviation)
         return noise
 
 
@@ -274,7 +266,7 @@ class Surrogate:
         for count in range(max(first, self.fitted + 1), due + 1):  # fits up to the due one, each from the one before
             if max(due_fit(count), first) != count:
                 continue
-            ended, values = history.first_ended(count), history.values(count)
+            ended, values = history.order[:count], history.values[:count]
             observed = history.rows[ended]
             self._points, groups = self.points, self.groups
             if self.features is not None:
@@ -336,7 +328,7 @@ class Surrogate:
         if added:
             self._process.observe(self._points(history.rows[added]))
             self._indices = np.append(self._indices, added)
-        ended = history.first_ended(history.ended)
+        ended = history.order[: history.ended]
         loss_of_ended, failed, best, speed = history.scores(weights)
         share = float(np.count_nonzero(failed)) / len(ended)
         by_index = np.zeros((3, history.begun))
@@ -348,7 +340,7 @@ class Surrogate:
         prior = np.zeros(0)
         if self.prior is not None:
             rows = np.concatenate([history.rows[self._indices], self._rows])
-            prior = self._prior_losses(rows, history.values(history.ended), loss_of_ended)
+            prior = self._prior_losses(rows, history.values[: history.ended], loss_of_ended)
             targets[0] -= prior[: len(self._indices)]
         mean, deviation = self._process.predict(targets, known > 0)
         mean, deviation = mean[:, self._order], deviation[self._order]
@@ -381,7 +373,7 @@ class Surrogate:
         """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
         assert self.prior is not None
         ran = ~np.isnan(values[:, 0])
-        tried = self.history.rows[self.history.first_ended(len(values))]
+        tried = self.history.rows[self.history.order[: len(values)]]
         return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])
 
 
@@ -415,9 +407,11 @@ class RowRanking:
     count: int = 0
     chosen: int | None = None
 
-    def expect(self, row: int) -> None:
-        """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
-        index = int(np.flatnonzero(self.rows == row)[0])
+    def expect(self) -> None:
+        """Take note that the result of the chosen row will be known: rows that it would tell of gain less by theirs."""
+        if self.chosen is None:
+            return
+        index = int(np.flatnonzero(self.rows == self.chosen)[0])
         unexplained = np.maximum(1 - self.explained_by()(index), _MIN_UNEXPLAINED)
         self.deviation = self.deviation * np.sqrt(unexplained)
         self.gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
@@ -551,8 +545,7 @@ class FeasibleGPSampler(RowSampler):
                 model.set_rows(np.array(rows))
                 ranking = model.predict(_weights(study, self._draws(ended)))
                 self._rankings[True, guided] = (ended,), ranking
-            if ranking.chosen is not None:
-                ranking.expect(ranking.chosen)
+            ranking.expect()
             is_compiled = np.array([row in among for row in ranking.rows.tolist()])
             ranking.chosen = self._best(ranking, is_compiled, ended + ranking.count)
             ranking.count += 1
@@ -650,8 +643,7 @@ class FeasibleGPSampler(RowSampler):
         if ranking is None or known != state or len(study.directions) > 1:
             ranking = self._model(study, guided=guided).predict(_weights(study, rng), self._free(guided))
             self._rankings[False, guided] = state, ranking
-        elif ranking.chosen is not None:
-            ranking.expect(ranking.chosen)
+        ranking.expect()
         free = self._free(guided)[ranking.rows]
         self.expected_gain = None
         if not free.any():
@@ -706,7 +698,7 @@ class FeasibleGPSampler(RowSampler):
                 max_first=_MAX_COMPILED if compiled else _MAX_TRIALS,
             )
         if model.update() and not compiled:
-            tried = history.rows[history.first_ended(model.fitted)]
+            tried = history.rows[history.order[: model.fitted]]
             rng = np.random.default_rng((self._seed, model.fitted))
             rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
             model.set_rows(rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS]))

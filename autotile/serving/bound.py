@@ -143,13 +143,7 @@ class BoundKernel:
     tuned_on: str = _forwarded("choice.tuned_on", "Name of the GPU that it was tuned on; empty for the default.")
     tuned_at: datetime | None = _forwarded("choice.tuned_at", "Time at which the configuration was tuned (UTC).")
 
-    def __init__(
-        self,
-        code: Code,
-        choice: Choice,
-        device: DeviceProperties,
-        device_index: int | None,
-    ) -> None:
+    def __init__(self, code: Code, choice: Choice, device: DeviceProperties, device_index: int | None) -> None:
         self.device = device
         self.choice = choice
         self.calls = 0

@@ -287,7 +287,9 @@ class OperationShelf:
             if (packed := self._expected_packed(problem, bundle, library=library)) is None:
                 raise
             return packed
-        return nearest if nearest.tier == "exact" else self._expected_packed(problem, bundle, library=library) or nearest
+        return (
+            nearest if nearest.tier == "exact" else self._expected_packed(problem, bundle, library=library) or nearest
+        )
 
     def _expected_packed(self, problem: Problem, bundle: Bundle, *, library: bool) -> BoundKernel | None:
         """Return the fastest by the model, of libraries and what a bundle holds; None without a model or any."""

@@ -111,7 +111,7 @@ class DatabaseShelf:
         """The user's winners, then the shipped ones."""
         from autotile.exchange.shipped import shipped_winners  # not for an exact result
 
-        own = self._read(WINNERS, lambda database: database.winners(**self._of), **self._of)
+        own = self._read(lambda database: database.winners(**self._of), WINNERS, **self._of)
         return [*own, *shipped_winners(**self._of)]
 
     @property
@@ -119,19 +119,19 @@ class DatabaseShelf:
         """The user's rules, newest first, then the shipped ones."""
         from autotile.exchange.shipped import shipped_rules
 
-        yield from self._read(RULES, **self._of)
+        yield from self._read(None, RULES, **self._of)
         yield from shipped_rules(**self._of)
 
     @cached_property
     def checks(self) -> list[StoredVerdict]:
         """The user's verdicts."""
-        return self._read(CHECKS, **self._of)
+        return self._read(None, CHECKS, **self._of)
 
     def own(self, key: TuningKey) -> list[Winner]:
         """Return the user's winner of a problem; it takes as long in a large database as in a small one."""
         if "winners" in vars(self):
             return [winner for winner in self.winners if winner.key == key and not winner.shipped]
-        return self._read(WINNER, lambda database: [*filter(None, [database.winner(key)])], digest=key.digest)
+        return self._read(lambda database: [*filter(None, [database.winner(key)])], WINNER, digest=key.digest)
 
     def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
         """Return the newest result of each finalist of a winner's study and of some other configurations in it.
@@ -156,13 +156,13 @@ class DatabaseShelf:
 
         The newest come first, and ``device`` is that of the study.
         """
-        for row in self._read(DIGESTED, study=study, config=config):
+        for row in self._read(None, DIGESTED, study=study, config=config):
             with suppress(DataError):
                 digest = convert(row["telemetry"], dict[str, Any]).get(OUTPUT_DIGEST, "")
                 yield Winner.from_row(row, device), convert(digest, Text)
 
     def _read(
-        self, query: Query[Result], server: Callable[[Database], list[Result]] | None = None, **parameters: str
+        self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
     ) -> list[Result]:
         """Read a file by a query, a server's database by a function or, if that is None, the same query.
 
@@ -361,21 +361,19 @@ def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
     return key.gpu_name, key.compute_capability, key.sm_count, key.smem_per_block_optin_bytes
 
 
-def _by_rules(
-    request: KernelRequest, stored: Iterable[StoredRule]
-) -> Iterator[tuple[StoredRule, tuple[int, Winner, Choice] | None]]:
-    """Yield each rule for the problem, if it is in force with the number of a configuration, its result and the choice.
+def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
+    """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed.
 
-    The result is that at the nearest point where the configuration was timed.
+    It is a configuration that may be served, with its result at the nearest point where it was timed.
     """
-    sizes = request.problem.sizes
+    reason, sizes = "", request.problem.sizes
     for one in stored:
         rule = one.rule
         is_applicable = replace(one.key, **{name: getattr(request.key, name) for name in _FREE_FIELDS}) == request.key
         if not is_applicable or sizes not in rule.family:
             continue
         if not rule.in_force:
-            yield one, None
+            reason = reason or f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
             continue
         lost = rule.mean_held_out
         description = (
@@ -397,27 +395,19 @@ def _by_rules(
             )
             choice = replace(request.choice_of(winner), tier="family", rule=description)
             if request.allows(choice):
-                yield one, (number, winner, choice)
                 break
-
-
-def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
-    """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed."""
-    reason = ""
-    for one, found in _by_rules(request, stored):
-        rule = one.rule
-        if found is None:
-            reason = reason or f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
+        else:
             continue
-        (number, winner, choice), compared = found, None
-        if base is not None:
-            from autotile.families.preference import Tuned
+        if base is None:
+            return choice, ""
+        from autotile.families.preference import Tuned
 
-            name, point = config_key(winner.config), rule.nearest_point(number, request.problem.sizes, won=True)
-            sizes = point.sizes if point is not None else choice.tuned_sizes or {}
-            times_us = point.times_by_config(rule.configs) if point is not None else {}
-            tuned = Tuned(sizes, one.device, {name: winner.config}, times_us)
-            compared = _compared(request, base, [(tuned, {name: winner})])
+        name, point = config_key(winner.config), rule.nearest_point(number, sizes, won=True)
+        times_us = point.times_by_config(rule.configs) if point is not None else {}
+        tuned = Tuned(
+            point.sizes if point is not None else winner.key.sizes, one.device, {name: winner.config}, times_us
+        )
+        compared = _compared(request, base, [(tuned, {name: winner})])
         if compared is None:
             return choice, ""
         _, verdict = compared

@@ -62,10 +62,10 @@ def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_nois
     history.end(70, (2.0, 5.0), 0.1)
     history.end(0, (1.0, 6.0))
     assert history.first_success == 2
-    assert history.first_ended(3).tolist() == [3, 1, 70]
-    assert history.rows[history.first_ended(10)].tolist() == [103, 101, 170, 100]
+    assert history.order[: history.ended].tolist() == [3, 1, 70, 0]
+    assert history.rows[history.order[: history.ended]].tolist() == [103, 101, 170, 100]
     expected = [[np.nan, np.nan], [np.nan, np.nan], [2.0, 5.0], [1.0, 6.0]]
-    assert np.array_equal(history.values(9), expected, equal_nan=True)
+    assert np.array_equal(history.values[: history.ended], expected, equal_nan=True)
     history = History()
     for index, (time_us, error) in enumerate([(1.0, 0.0), (2.0, 0.1), (4.0, 0.1)]):
         history.end(history.begin(index), (time_us,), error)
@@ -110,7 +110,7 @@ def test_fits_become_rarer_and_do_not_depend_on_the_calls():
     late, early = surrogate_of(whole), surrogate_of(history)
     late.update()
     for index in range(40):
-        history.end(history.begin(int(whole.rows[index])), tuple(whole.values(40)[index].tolist()))
+        history.end(history.begin(int(whole.rows[index])), tuple(whole.values[index].tolist()))
         if history.ended >= STARTUP:
             early.update()
     assert early.fitted == late.fitted
