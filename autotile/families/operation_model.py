@@ -655,7 +655,6 @@ def _rows_of(
     count = sum(not one.is_library for one in candidates)
     known: dict[object, ModelInputs] = {}
     parts: tuple[list[Inputs], list[Inputs]] = ([], [])
-    owners: tuple[list[int], list[int]] = ([], [])
     for row, (sizes, kernels, _) in enumerate(problems):
         key = (*(sizes[name] for name in vocabulary.flags), *kernels)
         if key not in known:
@@ -667,13 +666,12 @@ def _rows_of(
         nothing = np.zeros((len(others), 0), np.float32)
         for place, (item, pair, numbers) in enumerate((own, (nothing, nothing, others))):
             parts[place].append(Inputs(np.repeat(problem[None], len(numbers), axis=0), item, pair, numbers))
-            owners[place].extend([row] * len(numbers))
     best = np.nanmin(np.where(np.isfinite(times_us[:, :count]), times_us[:, :count], np.inf), axis=1)
     firsts = (0, count, len(candidates))
     found = []
-    for place, (part, of) in enumerate(zip(parts, owners, strict=True)):
+    for place, part in enumerate(parts):
         joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
-        rows = np.array(of, np.int64)
+        rows = np.repeat(np.arange(len(problems)), [len(one.number) for one in part])
         time_us = times_us[rows, joined.number + firsts[place]]
         weights = np.ones(len(rows)) if place else 1.0 / (1.0 + 2.0 * (time_us / best[rows] - 1.0))
         items = len(vocabulary.sizes), firsts[place + 1] - firsts[place], firsts[place], place == 1

@@ -332,9 +332,7 @@ class Surrogate:
         loss_of_ended, failed, best, speed = history.scores(weights)
         share = float(np.count_nonzero(failed)) / len(ended)
         by_index = np.zeros((3, history.begun))
-        by_index[0, ended] = loss_of_ended
-        by_index[1, ended] = failed - share
-        by_index[2, ended] = 1
+        by_index[:, ended] = loss_of_ended, failed - share, np.ones(len(ended))
         loss, failures, known = by_index[:, self._indices]
         targets = np.stack([loss, failures]) if share else loss[None]
         prior = np.zeros(0)

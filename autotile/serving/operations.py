@@ -237,9 +237,9 @@ class OperationShelf:
         if not kernels:
             ways = OperationRequest(self, problem, accepts=lambda _: False).ways()
             return tuple(way.contender for way in ways if way.code.library is not None)[:1]
-        shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
+        shown: dict[tuple[str, str], Contender] = {}
         for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
-            shown.setdefault((way.code.name, tuple(way.choice.config.items())), way.contender)
+            shown.setdefault((way.code.name, config_key(way.choice.config)), way.contender)
         return tuple(shown.values())[:SHOWN]
 
     def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
@@ -317,18 +317,17 @@ class OperationShelf:
 
     def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> KernelRequest:
         """Return a problem of one of the kernels, by its name and its sizes."""
-        member = self.members[kernel]
-        problem = resolve_problem(member.kernel.spec, sizes, self.dtype)
-        of = member.kernel, problem, self.device, self.nvrtc_version, shelf or member.shelf
-        return KernelRequest(*of, l2=self.l2)
+        of, own = self.members[kernel].kernel, shelf or self.members[kernel].shelf
+        problem = resolve_problem(of.spec, sizes, self.dtype)
+        return KernelRequest(of, problem, self.device, self.nvrtc_version, own, l2=self.l2)
 
-    def _times_of(self, library: Library) -> dict[tuple[int, ...], Winner]:
-        """Return the stored times of a library on this GPU, by sizes and flags."""
+    def _times_of(self, library: Library) -> dict[tuple[int, ...], tuple[Choice, float]]:
+        """Return the stored results of a library on this GPU, each with its time, by sizes and flags."""
         operation = self.operation
         request = Problem(operation.name, {}, self.dtype)
         of = operation, request, self.device, library.name, library.version
         key = library_key(*of, nvrtc_version=self.nvrtc_version)
-        found: dict[tuple[int, ...], Winner] = {}
+        found: dict[tuple[int, ...], tuple[Choice, float]] = {}
         stored = DatabaseShelf(self._location, f"{operation.name}:{library.name}", self.dtype).winners
         for winner in sorted(stored, key=lambda winner: winner.key.l2_mode != self.l2):
             known = winner.key
@@ -338,7 +337,10 @@ class OperationShelf:
                 and winner.measurement is not None
                 and (not library.version or known.space_hash == key.space_hash)
             ):
-                found.setdefault(tuple([known.sizes.get(name, 0) for name in self.measured_names]), winner)
+                differences = (("l2_mode", known.l2_mode, self.l2),) if known.l2_mode != self.l2 else ()
+                choice = stored_choice(winner, "nearest" if differences else "exact", differences)
+                sizes = tuple([known.sizes.get(name, 0) for name in self.measured_names])
+                found.setdefault(sizes, (choice, winner.measurement.time_us))
         return found
 
 
@@ -410,12 +412,8 @@ def measured(request: OperationRequest) -> Iterator[Way]:
             ways.append(Way(of_kernel.code(choice), choice, choice.measurement.time_us))
     key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
     for library in request.libraries:
-        winner = shelf.library_times[library.name].get(key)
-        if winner is not None and winner.measurement is not None:
-            l2 = winner.key.l2_mode
-            differences = (("l2_mode", l2, shelf.l2),) if l2 != shelf.l2 else ()
-            choice = stored_choice(winner, "nearest" if differences else "exact", differences)
-            ways.append(request.library_way(library, choice, winner.measurement.time_us))
+        if (timed := shelf.library_times[library.name].get(key)) is not None:
+            ways.append(request.library_way(library, *timed))
     comparable = [way for way in ways if not any(name == "l2_mode" for name, *_ in way.choice.differences)]
     yield from sorted(comparable or ways, key=lambda way: way.time_us or math.inf)
 
@@ -425,10 +423,15 @@ def expected(request: OperationRequest) -> Iterator[Way]:
     shelf, own = request.shelf, {library.name: library for library in request.libraries}
     if shelf.model is None:
         return
-    sizes, fits, dtype = request.problem.sizes, request.fits, shelf.dtype
+    fits = request.fits
     learned_on = shelf.model.gpu_name if shelf.model.gpu_name != shelf.device.name else ""
-    options: dict[str, Any] = {"count": request.expected, "dtype": dtype, "accepts": request.accepts}
-    for one in shelf.model.choose(sizes, fits, shelf.specs, shelf.device, libraries=list(own), **options):
+    for one in shelf.model.choose(
+        *(request.problem.sizes, fits, shelf.specs, shelf.device),
+        libraries=list(own),
+        count=request.expected,
+        dtype=shelf.dtype,
+        accepts=request.accepts,
+    ):
         name, config = one.candidate.kernel, one.candidate.config
         choice = Choice("model", config, tuned_on=learned_on)
         if name in own:

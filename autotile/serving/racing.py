@@ -223,9 +223,8 @@ class _RaceOutputs:
     """
 
     def __init__(self, kernel: BoundKernel, arrays: Sequence[Any]) -> None:
-        spec, problem = kernel.definition.spec, kernel.problem
-        own = kernel._code.problem
-        full, views = CallArrays(spec, own, kernel.config or spec.default, kernel._launch_device()).check(arrays)
+        spec, problem = kernel.definition.spec, kernel._code.problem
+        full, views = CallArrays(spec, problem, kernel.config or spec.default, kernel._launch_device()).check(arrays)
         self._buffers = spec.buffers
         self._types = [b.element_type(problem.dtype, problem.sizes) for b in self._buffers]
         self._views = [views[b.name] for b in self._buffers]

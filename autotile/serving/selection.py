@@ -139,7 +139,7 @@ class DatabaseShelf:
         They are kept by `config_key` until the file changes, for look-ups of new sizes.
         """
         digest = winner.key.digest
-        keys = [config_key(config) for config in configs]
+        keys = dict.fromkeys(map(config_key, configs))
         signature = file_signature(self._location)  # none of a server's database
         known = self._location, digest, *keys, signature
         if signature is not None and (found := _FINALISTS.get(known)) is not None:
@@ -437,7 +437,7 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
         for place, one in enumerate(near):
             found: Mapping[str, Winner] = {}
             if not shipped and place < WITH_FINALISTS and isinstance(request.shelf, DatabaseShelf):
-                found = request.shelf.finalists(one, [default] if base.config == default else [default, base.config])
+                found = request.shelf.finalists(one, [default, base.config])
             key = config_key(one.config)
             known = {**found, key: one}
             times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}
