@@ -204,12 +204,12 @@ class Traits(NamedTuple):
     @property
     def waves(self) -> Column:
         """Blocks over resident blocks, shape (problems, configurations)."""
-        return np.asarray(self.blocks / self.slots)
+        return self.blocks / self.slots
 
     @property
     def rounds(self) -> Column:
         """Blocks of the busiest SM, shape (problems, configurations)."""
-        return np.asarray(np.ceil(self.blocks / self.sm_count))
+        return np.ceil(self.blocks / self.sm_count)
 
     def column(self, feature: Feature) -> Column:
         """Return the value of a feature for each problem, shape (problems,)."""
@@ -222,14 +222,14 @@ class Traits(NamedTuple):
             case "outputs":
                 return self.outputs
             case "intensity":
-                return np.asarray(self.flops / np.maximum(self.bytes, 1.0))
+                return self.flops / np.maximum(self.bytes, 1.0)
             case "blocks":
                 return self.blocks[:, feature.config]
             case "waves":
                 return self.waves[:, feature.config]
             case "work_ratio":
                 work = self.rounds * self.tile
-                return np.asarray(work[:, feature.config] / work[:, feature.over])
+                return work[:, feature.config] / work[:, feature.over]
 
     def table(self, features: Sequence[Feature]) -> Column:
         """Return the values of features, shape (problems, features)."""
