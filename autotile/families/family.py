@@ -239,21 +239,19 @@ def select_points_from(
     distances = np.abs(positions[:, None, :] - positions[None, :, :]).sum(axis=2)
     ends = [(name, end) for name, extent in family.extents.items() if len(extent.ends) > 1 for end in extent.ends]
     covers = np.array([[member[name] == end for name, end in ends] for member in members], np.bool_)
-    left = np.ones(len(members), np.bool_)
     nearest = np.full(len(members), np.inf)
     uncovered = np.ones(covers.shape[1], np.bool_)
     chosen: list[dict[str, int]] = []
-    while len(chosen) < count and left.any():
+    while len(chosen) < count and nearest.any():  # a problem at no distance is a point already
         np.minimum(distances, nearest, out=distances)  # distances to a point that is chosen, if that is nearer
         newly_covered = covers[:, uncovered].sum(axis=1)
         order = np.lexsort((distances @ counted, -newly_covered)).tolist()
-        new = next((number for number in order if left[number] and is_possible(members[number])), None)
+        new = next((number for number in order if nearest[number] and is_possible(members[number])), None)
         if new is None:
             break
         chosen.append(dict(members[new]))
         nearest = np.minimum(nearest, distances[new])
         uncovered &= ~covers[new]
-        left &= nearest > 0
     return chosen
 
 
@@ -434,8 +432,8 @@ class RulePoint:
 
     def fastest(self) -> int | None:
         """Return the number of the fastest of the rule's configurations; None if none was timed."""
-        timed = [(times[0], number) for number, times in enumerate(self.times_us) if times is not None]
-        return min(timed)[1] if timed else None
+        timed = ((times[0], number) for number, times in enumerate(self.times_us) if times is not None)
+        return min(timed, default=(0.0, None))[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -887,9 +885,9 @@ def _learn_on(
     valid = data.is_valid[:, columns]
     least_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
     predicted = np.where(valid, predicted_us / least_us - 1.0, np.nan)
-    all_losses = [np.where(np.isfinite(losses[:, columns]), losses[:, columns], UNSERVED_LOSS)]
-    all_losses += [np.where(np.isfinite(predicted), predicted, _UNCOVERED_LOSS)]
-    selected = select_configs(np.concatenate(all_losses), _weights(len(points), len(predicted)), max_configs)
+    of_points = np.nan_to_num(losses[:, columns], nan=UNSERVED_LOSS)
+    all_losses = np.concatenate([of_points, np.nan_to_num(predicted, nan=_UNCOVERED_LOSS)])
+    selected = select_configs(all_losses, _weights(len(points), len(predicted)), max_configs)
     chosen = tuple(columns[selected].tolist())
     usable = [feature for feature in features if max(feature.config, feature.over) < len(chosen)]
     served = np.flatnonzero(np.isfinite(predicted[:, selected]).any(axis=1))
@@ -909,9 +907,8 @@ def _with_substitutes(losses: Matrix) -> Matrix:
     if not len(losses):
         return losses
     finite = np.isfinite(losses)
-    penalised = np.where(finite, losses, UNSERVED_LOSS)
     substitute = np.full(len(losses), UNSERVED_LOSS)
-    for column in np.argsort(penalised.mean(axis=0), kind="stable")[::-1]:
+    for column in np.argsort(np.nan_to_num(losses, nan=UNSERVED_LOSS).mean(axis=0), kind="stable")[::-1]:
         substitute = np.where(finite[:, column], losses[:, column], substitute)
     return np.where(finite, losses, substitute[:, None])
 

@@ -666,7 +666,7 @@ def _rows_of(
         nothing = np.zeros((len(others), 0), np.float32)
         for place, (item, pair, numbers) in enumerate((own, (nothing, nothing, others))):
             parts[place].append(Inputs(np.repeat(problem[None], len(numbers), axis=0), item, pair, numbers))
-    best = np.nanmin(np.where(np.isfinite(times_us[:, :count]), times_us[:, :count], np.inf), axis=1)
+    best = np.nan_to_num(times_us[:, :count], nan=np.inf).min(axis=1)
     firsts = (0, count, len(candidates))
     found = []
     for place, part in enumerate(parts):
@@ -717,7 +717,7 @@ def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
     """Fit the squared residuals of each kernel's best configurations by a constant and the squared spread."""
     candidates, times_us, log2_us, spreads = held_out
     own = np.array([not one.is_library for one in candidates])
-    best = np.nanmin(np.where(own & np.isfinite(times_us), times_us, np.inf), axis=1)
+    best = np.nan_to_num(times_us[:, own], nan=np.inf).min(axis=1, initial=np.inf)
     near = ~own | (times_us <= _NEAR * best[:, None])
     residuals = np.log(times_us) - math.log(2.0) * log2_us
     found: dict[str, Doubt] = {}
@@ -763,7 +763,7 @@ def _select(candidates: Sequence[ModelCandidate], times_us: Times, count: int) -
     kernels, groups = [candidates[n].kernel for n in own], [np.ones(len(own), np.bool_)]
     groups += [np.array([one == name for one in kernels]) for name in dict.fromkeys(kernels)]  # in one order always
     for number, group in enumerate(groups):
-        part = np.where(group & np.isfinite(times_us[:, own]), times_us[:, own], np.inf)
+        part = np.where(group, np.nan_to_num(times_us[:, own], nan=np.inf), np.inf)
         best = part.min(axis=1)
         known = np.isfinite(best)
         losses.append(np.minimum(np.log(part[known] / best[known, None]), _MISSING))

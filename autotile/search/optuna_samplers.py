@@ -161,8 +161,6 @@ class RowEstimator(_ParzenEstimator):
         """Draw points, of values by parameter, shape (size,) each."""
         parameters = self._candidates.space.parameters
         index = {each.name: position for position, each in enumerate(parameters) if len(each.values) > 1}
-        if self._search_space.keys() != index.keys():
-            return super().sample(rng, size)
         points = super().sample(rng, _BATCH)
         codes = np.zeros((_BATCH, len(parameters)), np.int64)
         for name, values in points.items():
