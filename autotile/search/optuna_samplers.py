@@ -123,11 +123,9 @@ class FeasibleSampler(RowSampler):
                 )
             proxy.sampler = self._inner(seed=int(rng.integers(2**31)))
         opened = self._proxies[number] = proxy.ask()
-        study_id = self._storage.get_study_id_from_name(proxy.study_name)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, opened.number)
         if isinstance(proxy.sampler, _KEEPS_STATE_IN_TRIALS):
-            self._draw(proxy, trial_id)
-        return proxy, trial_id
+            self._draw(proxy, opened._trial_id)
+        return proxy, opened._trial_id
 
     def _draw(self, proxy: Study, trial_id: int) -> NDArray[np.int64]:
         """Draw codes for an open proxy, shape (parameters,)."""
