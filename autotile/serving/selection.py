@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -220,6 +221,8 @@ _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "defaul
 """Tiers of a kernel's own results, best first; ``model`` and ``library`` are those of operations."""
 _NEAR_DOUBLINGS = 1.0
 """Distance up to which a tuned configuration is served even if a search would not try it for the requested sizes."""
+_device_of = attrgetter("gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes")
+"""Returns the fields of a key by which its device is told from others."""
 _FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
 """Key fields in which a rule may differ from the request: its sizes are the family's, the others are reported."""
 
@@ -243,10 +246,9 @@ class KernelRequest:
     @cached_property
     def ranked(self) -> list[Winner]:
         """Winners of this version of the kernel, the best tier first, in each the nearest first."""
-        fields = ("dtype", "template_hash", "space_hash", "options")
-        wanted = [getattr(self.key, name) for name in fields]
-        current = [one for one in self.shelf.winners if [getattr(one.key, name) for name in fields] == wanted]
-        return sorted(current, key=self.rank)
+        version_of = attrgetter("dtype", "template_hash", "space_hash", "options")
+        wanted = version_of(self.key)
+        return sorted((one for one in self.shelf.winners if version_of(one.key) == wanted), key=self.rank)
 
     def stored(self, tier: Tier | None = None) -> Choice | None:
         """Return the first of the `ranked` results, or of those of a tier, that may be served; None without one."""
@@ -355,10 +357,6 @@ def choose(request: KernelRequest) -> Choice:
     if by_rule is not None:
         return by_rule
     return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=shelf.bundled)
-
-
-def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
-    return key.gpu_name, key.compute_capability, key.sm_count, key.smem_per_block_optin_bytes
 
 
 def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
