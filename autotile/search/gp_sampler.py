@@ -247,11 +247,8 @@ class Surrogate:
     prior: ExpectedSpeeds | None = None
     features: Mapping[int, Floats] | None = None
     max_first: int = field(kw_only=True)
-    fitted: int = field(default=0, init=False)
+    fitted: int = 0
     """Number of trials of the newest fit, counted by their end; 0 before the first."""
-    parameters: Hyperparameters = field(init=False)
-    best: Rows = field(init=False)
-    """Rows of the best trials of the newest fit, the best first."""
 
     def update(self) -> bool:
         """Fit again if that is due, and begin a process with the trials of that fit, without rows; return whether so.
@@ -275,7 +272,7 @@ class Surrogate:
             ascending = np.argsort(loss, kind="stable")
             residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
             chosen = informative(ascending, _MAX_FITTED)
-            self.parameters = fit(
+            self.parameters: Hyperparameters = fit(
                 self._points(observed[chosen]),
                 standardized(residual[chosen]),
                 groups,
@@ -284,7 +281,8 @@ class Surrogate:
                 max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
             )
             self.fitted = count
-        self.best = history.rows[ended[ascending[:_BEST]]]
+        self.best: Rows = history.rows[ended[ascending[:_BEST]]]
+        """Rows of the best trials of the newest fit, the best first."""
         chosen = informative(ascending, self.max_first)
         self._indices: Rows = ended[chosen]
         """Trials of the process, by their index in the history."""

@@ -292,8 +292,8 @@ class Dispatcher:
         _check_numerics(numerics)
         _check_types(bool, strict=strict, library=library, race=race, wait=wait)
         place = self.current_device() if device is None else device
-        chosen = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
-        chosen |= {"race": race, "wait": wait}
+        asked = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
+        chosen = {**asked, "race": race, "wait": wait}
         named = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]} | whole
         key = (place, kept, *named, *named.values())
         try:
@@ -308,8 +308,7 @@ class Dispatcher:
             if isinstance(kept, str):  # another process cannot find a kernel that an object of this one holds
                 given = whole if is_operation else kernel.problem.sizes
                 gpu, own = device if isinstance(device, str) else None, location or self._database
-                kernel.request = {"name": kept, "dtype": dtype, "device": gpu, "database": own, "bundle": origin}
-                kernel.request |= {"library": library, "numerics": numerics, **given}
+                kernel.request = {"name": kept, **asked, "device": gpu, "database": own, "bundle": origin, **given}
             served = self._keep(key, kernel, lookup)
         self._note(served)
         if strict and served.tier != "exact":
