@@ -314,15 +314,10 @@ def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]
             for place, (one, fraction, value) in enumerate(zip(ends, row, inside, strict=True))
         )
         found[on_edge] += 0
-    most = max(map(len, ends))
-    for is_mirrored in (False, True):  # corners, so that every end and every listed value occurs
-        for number in range(most):
-            places = [min(number, len(one) - 1) for one in ends]
-            corner = (
-                one[-1 - at] if is_mirrored and place % 2 else one[at]
-                for place, (one, at) in enumerate(zip(ends, places, strict=True))
-            )
-            found[tuple(corner)] += 0
+    mirrored = [one[::-1] if place % 2 else one for place, one in enumerate(ends)]
+    for row_of_ends in (ends, mirrored):  # corners, so that every end and every listed value occurs
+        for number in range(max(map(len, ends))):
+            found[tuple(one[min(number, len(one) - 1)] for one in row_of_ends)] += 0
     return found
 
 

@@ -264,7 +264,7 @@ def tilings(
     """
     count = len(spec.proper_sizes)
     tested = [[row[place % len(row)] for place in range(count)] for row in _TESTED]
-    large = [[_LARGE if place == other else 1 for other in range(count)] for place in range(count)]
+    large = np.where(np.eye(count, dtype=bool), _LARGE, 1).tolist()
     usual = {**spec.sizes, **{flag: problem.sizes[flag] for flag in spec.flags}}
     problems = [
         problem.at({**usual, **dict(zip(spec.proper_sizes, row, strict=True))})

@@ -77,11 +77,9 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
         served = serve(self, *names, **given)
         # An equal call means the same later, in another working directory, too, unless it has a relative path.
         name, database = (names or (given.get("name"),))[0], given.get("database")
-        if given.get("strict") or given.get("bundle") is not None:
-            return served
-        if not (database is None or database == absolute_location(str(database))):
-            return served
-        if isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute():
+        is_relative = isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute()
+        is_relative |= database is not None and database != absolute_location(str(database))
+        if is_relative or given.get("strict") or given.get("bundle") is not None:
             return served
         return self.served.keep(key, served)
 
