@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
@@ -135,9 +135,9 @@ class Dispatcher:
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         """Kernels that `get_best_kernel` has returned, by its arguments."""
         self.find_served = self.served.get
-        self._bundles: dict[str, Bundle] = {}
-        self._operations: dict[str, Operation | None] = {}
-        """Operations by name or path; None for what is a kernel."""
+        self._open_bundle = cache(_bundle_at)
+        self._operation = cache(partial(named_operation, checks=False))
+        """Function that returns the operation that a name or path denotes; None if that is a kernel."""
         self._shelves: dict[tuple[object, ...], OperationShelf] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
@@ -448,11 +448,6 @@ class Dispatcher:
             served.find_stand_in = partial(_stand_in, request, found.config, index)
         return served
 
-    def _open_bundle(self, path: str) -> Bundle:
-        from autotile.exchange.bundle import Bundle
-
-        return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
-
     @staticmethod
     def _waits(asked: Lookup | MatmulOptions) -> bool:
         """Return True if the first call waits for the compiler, so that nothing but the choice is ever launched."""
@@ -506,12 +501,6 @@ class Dispatcher:
             return [served]
         shelf = self._shelf_for(load_operation(str(lookup.name), checks=False), served.operation.dtype, lookup)
         return shelf.contenders(served.operation, library=lookup.library)
-
-    def _operation(self, name: str) -> Operation | None:
-        """Return the operation that a name or path denotes; None if that is a kernel."""
-        if name not in self._operations:
-            self._operations[name] = named_operation(name, checks=False)
-        return self._operations[name]
 
     def matmul(
         self,
@@ -597,8 +586,8 @@ class Dispatcher:
         self.served.clear()
         if self._products is not None:
             self._products.clear()
-        self._bundles.clear()
-        self._operations.clear()
+        self._open_bundle.cache_clear()
+        self._operation.cache_clear()
         self._shelves.clear()
 
     def current_device(self) -> int | None:
@@ -647,7 +636,7 @@ class Dispatcher:
         """Return the error that strict serving raises instead of serving a fallback."""
         stored: Sequence[Winner]
         if bundle is not None and not served.is_library:
-            bundled = self._bundles[bundle].kernel(served.kernel)
+            bundled = self._open_bundle(bundle).kernel(served.kernel)
             stored, version = bundled.winners, bundled.nvrtc_version
         else:  # those of other versions of the kernel, too
             shelf = DatabaseShelf(location, served.problem.kernel, served.problem.dtype)
@@ -696,6 +685,12 @@ def _check_numerics(numerics: object) -> None:
 
 def _bundle_path(bundle: str | Path | None) -> str | None:
     return str(absolute_path(bundle, "a bundle")) if bundle else None
+
+
+def _bundle_at(path: str) -> Bundle:
+    from autotile.exchange.bundle import Bundle
+
+    return Bundle(Path(path))
 
 
 def _whole_size(size: Any) -> Any:
