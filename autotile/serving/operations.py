@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -53,7 +52,7 @@ from autotile.serving.selection import (
 from autotile.settings import Numerics, read_settings
 
 if TYPE_CHECKING:
-    from autotile.exchange.bundle import Bundle, BundledCubin
+    from autotile.exchange.bundle import Bundle
     from autotile.families.operation_model import ModelCandidate
 
 _GEMM_SIZES = {"M", "N", "K"}
@@ -226,7 +225,7 @@ class OperationShelf:
         is_library = present[0].is_library
         present += [self.bind(way) for way in called(request) if way.code.name not in names]
         if not self.model and is_library:
-            present += map(self.bind, islice(nearest(request), 1))
+            present += map(self.bind, nearest(request)[:1])
         return present
 
     def find_ways(self, problem: Problem, library: bool, kernels: bool) -> tuple[Contender, ...]:
@@ -294,11 +293,11 @@ class OperationShelf:
     def _expected_packed(self, problem: Problem, bundle: Bundle, *, library: bool) -> BoundKernel | None:
         """Return the fastest by the model, of libraries and what a bundle holds; None without a model or any."""
         request = OperationRequest(self, problem, library=library)
-        held: dict[str, dict[str, BundledCubin]] = {}
-        for name in request.fits.keys() & bundle.kernels:
-            if bundle.kernel(name).kernel.has_source_of(self.members[name].kernel):
-                own = request.problem_of(name)
-                held[name] = bundle.kernel(name).cubins_for(own, self.device.compute_capability)
+        held = {
+            name: bundle.kernel(name).cubins_for(request.problem_of(name), self.device.compute_capability)
+            for name in request.fits.keys() & bundle.kernels
+            if bundle.kernel(name).kernel.has_source_of(self.members[name].kernel)
+        }
         request.accepts = lambda one: config_key(one.config) in held.get(one.kernel, ())
         for way in expected(request):
             if not isinstance(way.code, KernelCode):
@@ -373,7 +372,7 @@ class OperationRequest:
 
     def ways(self) -> list[Way]:
         """Return ways to compute the problem, the one to serve first."""
-        known, likely = list(measured(self)), list(expected(self))
+        known, likely = measured(self), list(expected(self))
         if known and likely and self.shelf.l2 != "eager":  # a model expects times of the GPU alone
             first, best = likely[0], known[0]
             if (
@@ -383,7 +382,7 @@ class OperationRequest:
                 and first.time_us * math.exp(_CLEARLY * (first.doubt or 0.0)) < best.time_us
             ):
                 return [first, *known, *likely[1:]]
-        return [*known, *likely] or list(called(self)) or list(nearest(self))
+        return [*known, *likely] or called(self) or nearest(self)
 
     def problem_of(self, name: str) -> Problem:
         """Return the problem by the names of one of the kernels that compute it; its sizes are not checked again."""
@@ -399,8 +398,8 @@ class OperationRequest:
         return Way(code, choice, time_us, doubt)
 
 
-def measured(request: OperationRequest) -> Iterator[Way]:
-    """Yield what was measured for exactly this problem on this GPU, the fastest first."""
+def measured(request: OperationRequest) -> list[Way]:
+    """Return what was measured for exactly this problem on this GPU, the fastest first."""
     shelf, ways = request.shelf, []
     for name, sizes in request.fits.items():
         member = shelf.members[name]
@@ -415,7 +414,7 @@ def measured(request: OperationRequest) -> Iterator[Way]:
         if (timed := shelf.library_times[library.name].get(key)) is not None:
             ways.append(request.library_way(library, *timed))
     comparable = [way for way in ways if not any(name == "l2_mode" for name, *_ in way.choice.differences)]
-    yield from sorted(comparable or ways, key=lambda way: way.time_us or math.inf)
+    return sorted(comparable or ways, key=lambda way: way.time_us or math.inf)
 
 
 def expected(request: OperationRequest) -> Iterator[Way]:
@@ -444,14 +443,13 @@ def expected(request: OperationRequest) -> Iterator[Way]:
         yield Way(code, choice, one.time_us, one.doubt)
 
 
-def called(request: OperationRequest) -> Iterator[Way]:
-    """Yield the libraries, of which no time is known."""
-    for library in request.libraries:
-        yield request.library_way(library, Choice("library", {}))
+def called(request: OperationRequest) -> list[Way]:
+    """Return the libraries, of which no time is known."""
+    return [request.library_way(library, Choice("library", {})) for library in request.libraries]
 
 
-def nearest(request: OperationRequest) -> Iterator[Way]:
-    """Yield the kernels, that which was measured for the nearest problem first; none of them is an `InputError`."""
+def nearest(request: OperationRequest) -> list[Way]:
+    """Return the kernels, that which was measured for the nearest problem first; none of them is an `InputError`."""
     shelf = request.shelf
 
     def find(name: str, sizes: Sizes) -> Way:
@@ -460,7 +458,7 @@ def nearest(request: OperationRequest) -> Iterator[Way]:
         return Way(of_kernel.code(choice), choice)
 
     fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
-    yield from _nearest_first(request.problem, fits, find)
+    return _nearest_first(request.problem, fits, find)
 
 
 Found = TypeVar("Found", Way, BoundKernel)
