@@ -645,16 +645,18 @@ class Dispatcher:
         requested = key_of(served.definition, served.problem, served.device, nvrtc_version=version, l2_mode=self.l2)
         if not differences and stored:
             differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
-        problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
-        cure = "run `autotile tune`, or call without strict"
         if not stored:
-            return NotTunedError(f"{problem}: nothing is tuned for {served.problem.kernel}; {cure}")
-        if not differences:
-            return NotTunedError(
-                f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
-            )
-        listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
-        return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)
+            why, differences = f": nothing is tuned for {served.problem.kernel}", ()
+        elif not differences:
+            why = f" ({served.tier}): what was tuned for it breaks a rule or a limit here"
+        else:
+            listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
+            why = f" ({served.tier}): the nearest result differs in {listed}"
+        return NotTunedError(
+            f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback{why}; run "
+            "`autotile tune`, or call without strict",
+            differences,
+        )
 
 
 def state_of(l2: str | None, deployment: str | None) -> L2Mode | None:

@@ -515,13 +515,13 @@ def untuned(request: KernelRequest) -> Choice:
         if is_valid:  # the space is too large to enumerate
             return default
         raise
-    if estimates and (fastest := _fastest(request, space, beside=default.config if is_served else None)) is not None:
+    if estimates and (fastest := _fastest(request, space, beside_default=is_served)) is not None:
         return fastest
     return default if is_served else Choice("default", space.config(0))
 
 
-def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | None) -> Choice | None:
-    """Return the configuration of the least estimate; None without estimates, or if ``beside`` may be as fast."""
+def _fastest(request: KernelRequest, space: SearchSpace, *, beside_default: bool) -> Choice | None:
+    """Return the configuration of the least estimate; None without any, or if the default beside it may be as fast."""
     import numpy as np
 
     from autotile.core.text import plural
@@ -531,11 +531,11 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
     spec, problem, device, codes = request.kernel.spec, request.problem, request.device, space.codes
     if len(codes) > _MAX_ROWS:
         codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
-    if beside is not None:
-        codes = np.concatenate([SearchSpace.of(spec, [beside]).codes.astype(codes.dtype), codes])
+    if beside_default:
+        codes = np.concatenate([SearchSpace.of(spec, [spec.default]).codes.astype(codes.dtype), codes])
     tried = replace(space, codes=np.asfortranarray(codes))
     found = estimate_times(spec, problem, device, tried)
-    if found is None or (beside is not None and not found.is_declared):
+    if found is None:
         return None
 
     def launch(row: int) -> str:
@@ -543,14 +543,14 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
         busy = f"{min(blocks, device.sm_count)} of {device.sm_count} SMs"
         return f"{plural(blocks, 'block')} of {threads} threads on {busy}"
 
-    least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside is not None else np.inf
+    least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside_default else np.inf
     for row in np.argsort(found.time_us, kind="stable").tolist():
         time_us = float(found.time_us[row])
         if time_us > least:
             return None
         if config_key(config := tried.config(row)) not in request.wrong:
             default_us, reason = None, ""
-            if beside is not None:
+            if beside_default:
                 default_us, reason = float(found.time_us[0]), f"{launch(row)}, the default's {launch(0)}"
             return Choice("default", config, estimated=Estimated(time_us, default_us, reason))
     return None
