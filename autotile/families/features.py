@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Name, convert
+from autotile.core.documents import Count, Name, attributes, convert
 from autotile.core.model import Config, Problem, Resources, Sizes
 from autotile.errors import AutotileError, DataError
 from autotile.kernel.expressions import Expression
@@ -115,7 +115,7 @@ class Feature(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind and the attributes that it needs."""
-        return {"feature": self.kind, **{name: getattr(self, name) for name in _KINDS[self.kind][1]}}
+        return {"feature": self.kind, **attributes(self, *_KINDS[self.kind][1])}
 
     @classmethod
     def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:

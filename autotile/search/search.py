@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from autotile.core.documents import attributes
 from autotile.core.model import OBJECTIVES, TIME, Config, Trial, Value, objective_values
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.spec import Parameter
@@ -77,7 +78,7 @@ def attributes_of(trial: Trial) -> dict[str, str | int | float]:
     )
     for part, names in parts:
         if part is not None:
-            shown |= {name: getattr(part, name) for name in names}
+            shown |= attributes(part, *names)
     if trial.occupancy is not None:
         shown["limited_by"] = ", ".join(trial.occupancy.limited_by)
     if trial.measurement is not None:

@@ -34,7 +34,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Text, convert
+from autotile.core.documents import Text, attributes, convert
 from autotile.core.forks import FORK_LOCK, cached_property
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
@@ -367,7 +367,7 @@ def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice
     reason, sizes = "", request.problem.sizes
     for one in stored:
         rule = one.rule
-        is_applicable = replace(one.key, **{name: getattr(request.key, name) for name in _FREE_FIELDS}) == request.key
+        is_applicable = replace(one.key, **attributes(request.key, *_FREE_FIELDS)) == request.key
         if not is_applicable or sizes not in rule.family:
             continue
         if not rule.in_force:
@@ -565,7 +565,7 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
     problem on this GPU, with this compiler, are compared.
     """
     base_key, shelf = config_key(base.config), request.shelf
-    found = shelf.digested(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else iter(())
+    found = shelf.digested(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else ()
     timed: dict[str, tuple[float, Winner]] = {}
     bits: dict[str, dict[str, str]] = {}
     """Digests of the outputs by those of the inputs, of each configuration."""
@@ -585,8 +585,7 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
     faster = [
         (time_us, winner)
         for name, (time_us, winner) in timed.items()
-        if name != base_key
-        and time_us < timed[base_key][0]
+        if time_us < timed[base_key][0]
         and name not in varying
         and name not in request.wrong
         and (common := ours.keys() & bits.get(name, {}).keys())
