@@ -216,16 +216,15 @@ def _item_inputs(
     vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Column
 ) -> Vector:
     """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
-    kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
-    given = [[one.config.get(name) for name in vocabulary.parameters] for one in candidates]
-    values = [  # 0 for text, which the offset of a candidate stands for
-        [math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0 for value in row] for row in given
-    ]
+    rows = []
+    for one in candidates:  # 0 for text, which the offset of a candidate stands for
+        given = (one.config.get(name) for name in vocabulary.parameters)
+        values = (math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0 for value in given)
+        rows.append([*(float(one.kernel == name) for name in vocabulary.members), *values])
     units, resident, threads, smem_bytes, registers = columns.T
     logs = (np.log2(one) for one in (units, resident, threads, smem_bytes + 1024.0))
     parts = (
-        np.array(kernel).reshape(len(candidates), len(vocabulary.members)),
-        np.array(values).reshape(len(candidates), len(vocabulary.parameters)),
+        np.array(rows).reshape(len(candidates), len(vocabulary.members) + len(vocabulary.parameters)),
         np.minimum(log2_tiles, _MAX_LOG2_TILE),
         np.stack([*logs, registers / 128.0], axis=1),
     )
@@ -576,12 +575,8 @@ def fit_model(
     if len(problems) < _MIN_PROBLEMS:
         raise InputError(f"{plural(len(problems), 'problem')} measured; a model needs at least {_MIN_PROBLEMS}")
     own = tuple(sorted(candidates, key=lambda one: one.is_library))
-    numbers = {one.key: number for number, one in enumerate(own)}
-    times_us = np.full((len(problems), len(own)), np.nan)
-    for row, (_, _, measured_us) in enumerate(problems):
-        for key, time_us in measured_us.items():
-            times_us[row, numbers[key]] = time_us
-
+    keys = [one.key for one in own]
+    times_us = np.array([[measured_us.get(key, np.nan) for key in keys] for _, _, measured_us in problems])
     names = list(problems[0][0])
     columns = {name: [sizes[name] for sizes, _, _ in problems] for name in names}
     members = dict.fromkeys(one.kernel for one in own if not one.is_library)
