@@ -735,27 +735,25 @@ def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], tab
                 found = gain, feature, threshold_between(float(low), float(high))
         return found
 
-    masks = [np.ones(len(losses), np.bool_)]  # the points of each node, and its best split
-    splits = [best_split(masks[0])]
+    everywhere = np.ones(len(losses), np.bool_)
+    nodes = [(everywhere, best_split(everywhere))]  # the points of each, and its best split
     children: dict[int, tuple[int, int]] = {}
-    while len(masks) - len(children) < max_leaves:
-        number = max((n for n in range(len(masks)) if n not in children), key=lambda n: splits[n][0])
-        gain, feature, threshold = splits[number]
+    while len(nodes) - len(children) < max_leaves:
+        number = max((n for n in range(len(nodes)) if n not in children), key=lambda n: nodes[n][1][0])
+        points, (gain, feature, threshold) = nodes[number]
         if not gain:
             break
-        low = masks[number] & (table[:, feature] <= threshold)
-        children[number] = len(masks), len(masks) + 1
-        masks += low, masks[number] & ~low
-        splits += map(best_split, masks[-2:])
+        low = points & (table[:, feature] <= threshold)
+        children[number] = len(nodes), len(nodes) + 1
+        nodes += [(each, best_split(each)) for each in (low, points & ~low)]
 
     def tree(number: int, parent_scores: Vector) -> Tree:
         """Return the tree below a node; scores are the mean loss of each configuration, blended with the parent's."""
-        points = masks[number]
+        points, (_, feature, threshold) = nodes[number]
         total = weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
         scores = total / (weights[points].sum() + _PARENT_SHARE)
         if number not in children:
             return tuple(np.argsort(scores, kind="stable").tolist())
-        _, feature, threshold = splits[number]
         then, otherwise = (tree(child, scores) for child in children[number])
         return Split(features[feature], threshold, then, otherwise)
 
