@@ -45,11 +45,7 @@ def one_blas_thread() -> Iterator[None]:
         yield
     finally:
         with _blas_lock:
-            if len(_blas_limits) == 1:
-                _blas_limits[0].close()
-                _blas_limits.clear()
-            else:
-                _blas_limits.pop()
+            _blas_limits.pop().close()
 
 
 @cache

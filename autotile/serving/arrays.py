@@ -132,7 +132,9 @@ class TorchLibrary:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         # The function that PyTorch's own compiler uses; it takes a fortieth of the time of torch.cuda.current_stream.
-        self.stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._slow_stream)
+        self.stream: Callable[[int], int] = getattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda index: int(torch.cuda.current_stream(index).cuda_stream)
+        )
         """Function that returns the handle of PyTorch's current stream on a device."""
         self._allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -144,9 +146,6 @@ class TorchLibrary:
         names = (DTYPES[element_type].component.name, DTYPES[element_type].storage)
         dtypes = tuple(dict.fromkeys(getattr(self._torch, name) for name in names if hasattr(self._torch, name)))
         return ArraySpec(shapes, dtypes)
-
-    def _slow_stream(self, device_index: int) -> int:
-        return int(self._torch.cuda.current_stream(device_index).cuda_stream)
 
     def signature(self, arrays: Sequence[Any]) -> Signature:
         """Return the signature of tensors; an empty tuple if one is of another library or sparse."""

@@ -122,8 +122,9 @@ def race_as_launched(contenders: Sequence[BoundKernel]) -> list[Raced]:
     first, torch = contenders[0], sys.modules.get("torch")
     device, spec, cupy = first._launch_device(), first.definition.spec, load_cupy()
     with cupy.cuda.Device(device):
-        has_torch = torch is not None and torch.cuda.is_available()
-        like = torch.empty(0, device=f"cuda:{device}") if torch is not None and has_torch else None
+        like = None
+        if torch is not None and torch.cuda.is_available():
+            like = torch.empty(0, device=f"cuda:{device}")
         arrays = []
         for buffer in spec.buffers:
             if buffer.access == "in":
