@@ -399,7 +399,7 @@ class OperationRequest:
 
 
 def measured(request: OperationRequest) -> list[Way]:
-    """Return what was measured for exactly this problem on this GPU, the fastest first."""
+    """Return the ways that were measured for exactly this problem on this GPU, the fastest first."""
     shelf, ways = request.shelf, []
     for name, sizes in request.fits.items():
         member = shelf.members[name]

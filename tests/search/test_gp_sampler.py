@@ -62,7 +62,6 @@ def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_nois
     history.end(70, (2.0, 5.0), 0.1)
     history.end(0, (1.0, 6.0))
     assert history.first_success == 2
-    assert history.order[: history.ended].tolist() == [3, 1, 70, 0]
     assert history.rows[history.order[: history.ended]].tolist() == [103, 101, 170, 100]
     expected = [[np.nan, np.nan], [np.nan, np.nan], [2.0, 5.0], [1.0, 6.0]]
     assert np.array_equal(history.values[: history.ended], expected, equal_nan=True)
