@@ -6,10 +6,10 @@ launcher. Code is a kernel in a configuration or a library (`autotile.serving.ch
 methods (`autotile.serving.launching`). A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
-`KernelRequest`, for which sources yield choices (`autotile.serving.selection`). An operation
-(`autotile.serving.operations`) adds sources over the requests of its kernels: measured times, a model of times,
-libraries, the nearest. Pins (`autotile.serving.pinning`) precede all sources. `Refresher` makes the same look-up again
-when results were stored, and has the served kernel adopt what it finds.
+`KernelRequest`, for which `autotile.serving.selection` chooses. An operation (`autotile.serving.operations`) chooses
+among its kernels and libraries by measured times, a model of times, or the nearest results. Pins
+(`autotile.serving.pinning`) precede all. `Refresher` makes the same look-up again when results were stored, and has the
+served kernel adopt what it finds.
 
 Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
 pinning, dispatcher.
