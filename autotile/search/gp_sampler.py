@@ -496,10 +496,10 @@ class FeasibleGPSampler(RowSampler):
         """The newest ranking by whether it is of compiled rows, and whether it follows the prior; after what it depends
         on: the numbers of trials that had begun and ended, of compiled rows only the latter."""
 
-    def nominate(self, study: Study, row: int | None = None) -> int:
+    def nominate(self, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
         with self._lock, one_blas_thread():
-            chosen = self._next(study, self._draws(len(self._offered))) if row is None else row
+            chosen = self._next(self._draws(len(self._offered))) if row is None else row
             self.candidates.take(chosen)
             self._offer(chosen)
         return chosen
@@ -521,7 +521,7 @@ class FeasibleGPSampler(RowSampler):
             self._record_end(row, result, error)
             self._told.add(row)
 
-    def select(self, study: Study, rows: Sequence[int]) -> int:
+    def select(self, rows: Sequence[int]) -> int:
         """Choose the row to measure among compiled ones, the oldest nomination first, by resources as further features.
 
         Several are chosen without a result in between, as many as GPUs are free. The model is updated once for all of
@@ -534,12 +534,12 @@ class FeasibleGPSampler(RowSampler):
             if _is_starting(self._history if guided else self._unguided) or len(rows) == 1:
                 return rows[0]
             known, ranking = self._rankings.get((True, guided), ((), None))
-            is_old = known != (ended,) or len(study.directions) > 1
+            is_old = known != (ended,) or self._objectives > 1
             among = set(rows)  # np.isin takes six times as long for so few
             if ranking is None or is_old or among.isdisjoint(ranking.rows.tolist()):
-                model = self._model(study, guided=guided, compiled=True)
+                model = self._model(guided=guided, compiled=True)
                 model.set_rows(np.array(rows))
-                ranking = model.predict(_weights(study, self._draws(ended)))
+                ranking = model.predict(_weights(self._objectives, self._draws(ended)))
                 self._rankings[True, guided] = (ended,), ranking
             ranking.expect()
             is_compiled = np.array([row in among for row in ranking.rows.tolist()])
@@ -554,7 +554,7 @@ class FeasibleGPSampler(RowSampler):
             return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        row = self._next(study, lambda: rng)
+        row = self._next(lambda: rng)
         self._offer(row)
         self._adopt(study, number, row, rng)
         return row
@@ -564,7 +564,7 @@ class FeasibleGPSampler(RowSampler):
             return
         if row not in self._offered:
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
-                self._next(study, lambda: rng)  # to share the rows that the original choice has shared
+                self._next(lambda: rng)  # to share the rows that the original choice has shared
             self._offer(row)
         if row not in self._measured:
             self._record_begin(row)
@@ -598,13 +598,13 @@ class FeasibleGPSampler(RowSampler):
     def _is_guided(self, turn: int) -> bool:
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
-    def _next(self, study: Study, rng: Draws) -> int:
+    def _next(self, rng: Draws) -> int:
         turn = len(self._offered)
         if self._prior is None or self._is_guided(turn):
-            return self._propose(study, rng, turn, guided=self._prior is not None)
+            return self._propose(rng, turn, guided=self._prior is not None)
         while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
             turn = len(self._offered) - len(self._guided)
-            row = self._propose(study, self._draws(turn), turn, guided=False)
+            row = self._propose(self._draws(turn), turn, guided=False)
             if row not in self._guided:
                 return row
             self._guided.remove(row)
@@ -613,7 +613,7 @@ class FeasibleGPSampler(RowSampler):
                 if ended is not None:
                     self._unguided.end(self._shared[row], *ended)
 
-    def _propose(self, study: Study, rng: Draws, turn: int, *, guided: bool) -> int:
+    def _propose(self, rng: Draws, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
         history = self._history if guided else self._unguided
         if _is_starting(history):
@@ -636,8 +636,8 @@ class FeasibleGPSampler(RowSampler):
             return self._farthest(drawn[untaken[drawn]], [row for row in self._offered if row not in self._guided])
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
-        if ranking is None or known != state or len(study.directions) > 1:
-            ranking = self._model(study, guided=guided).predict(_weights(study, rng), self._free(guided))
+        if ranking is None or known != state or self._objectives > 1:
+            ranking = self._model(guided=guided).predict(_weights(self._objectives, rng), self._free(guided))
             self._rankings[False, guided] = state, ranking
         ranking.expect()
         free = self._free(guided)[ranking.rows]
@@ -678,7 +678,7 @@ class FeasibleGPSampler(RowSampler):
             return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
         return int(ranking.rows[best])
 
-    def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
+    def _model(self, *, guided: bool, compiled: bool = False) -> Surrogate:
         """Return the model with the newest hyperparameters; of a model of ``compiled`` rows, the caller sets these."""
         history = self._history if guided else self._unguided
         prior = self._prior if guided else None
@@ -689,7 +689,7 @@ class FeasibleGPSampler(RowSampler):
                 self._points,
                 self._embedding.groups,
                 history,
-                prior=prior if len(study.directions) == 1 else None,
+                prior=prior if self._objectives == 1 else None,
                 features=self._features if compiled else None,
                 max_first=_MAX_COMPILED if compiled else _MAX_TRIALS,
             )
@@ -713,6 +713,5 @@ def _is_starting(history: History) -> bool:
     return history.ended < STARTUP or history.first_success == history.ended
 
 
-def _weights(study: Study, rng: Draws) -> Floats:
-    objectives = len(study.directions)
+def _weights(objectives: int, rng: Draws) -> Floats:
     return rng().dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)

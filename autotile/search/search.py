@@ -286,7 +286,7 @@ class Search:
             self._gains.clear()
             return None
         first = next((row for row in self._first if sampler.candidates.free[row]), None)
-        row = sampler.nominate(self.study, first)
+        row = sampler.nominate(first)
         self._gains.append(sampler.expected_gain)
         self._pending[row] = None
         return row, self.space.config(row)
@@ -466,7 +466,7 @@ class Shortlist:
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
         rows = list(compiled)
-        row = self._search.ranking.select(self._search.study, rows) if self._lookahead.ranks else rows[0]
+        row = self._search.ranking.select(rows) if self._lookahead.ranks else rows[0]
         self._begin(row)
         return row
 

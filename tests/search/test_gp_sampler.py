@@ -165,13 +165,13 @@ def test_many_compiled_rows_are_chosen_between_two_results():
         search.tell(row, wide_ok(space.config(row)))
     waiting, chosen = rows[12:], []
     for _ in range(20):
-        chosen.append(search.ranking.select(search.study, waiting))
+        chosen.append(search.ranking.select(waiting))
         search.ranking.begin(chosen[-1])
         waiting.remove(chosen[-1])
     assert len(set(chosen)) == 20
     predicted, others = ([wide_time_us(space.config(row)) for row in part] for part in (chosen, waiting))
     assert np.median(predicted) < np.median(others)
-    assert search.ranking.select(search.study, waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
+    assert search.ranking.select(waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
 
 
 def test_a_large_space_is_searched_near_the_best_and_everywhere():
