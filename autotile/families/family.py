@@ -239,21 +239,19 @@ def select_points_from(
     distances = np.abs(positions[:, None, :] - positions[None, :, :]).sum(axis=2)
     ends = [(name, end) for name, extent in family.extents.items() if len(extent.ends) > 1 for end in extent.ends]
     covers = np.array([[member[name] == end for name, end in ends] for member in members], np.bool_)
-    left = np.ones(len(members), np.bool_)
     nearest = np.full(len(members), np.inf)
     uncovered = np.ones(covers.shape[1], np.bool_)
     chosen: list[dict[str, int]] = []
-    while len(chosen) < count and left.any():
+    while len(chosen) < count and nearest.any():  # a problem at no distance is a point already
         np.minimum(distances, nearest, out=distances)  # distances to a point that is chosen, if that is nearer
         newly_covered = covers[:, uncovered].sum(axis=1)
         order = np.lexsort((distances @ counted, -newly_covered)).tolist()
-        new = next((number for number in order if left[number] and is_possible(members[number])), None)
+        new = next((number for number in order if nearest[number] and is_possible(members[number])), None)
         if new is None:
             break
         chosen.append(dict(members[new]))
         nearest = np.minimum(nearest, distances[new])
         uncovered &= ~covers[new]
-        left &= nearest > 0
     return chosen
 
 
@@ -316,15 +314,10 @@ def _spread_candidates(family: Family, count: int) -> dict[tuple[int, ...], int]
             for place, (one, fraction, value) in enumerate(zip(ends, row, inside, strict=True))
         )
         found[on_edge] += 0
-    most = max(map(len, ends))
-    for is_mirrored in (False, True):  # corners, so that every end and every listed value occurs
-        for number in range(most):
-            places = [min(number, len(one) - 1) for one in ends]
-            corner = (
-                one[-1 - at] if is_mirrored and place % 2 else one[at]
-                for place, (one, at) in enumerate(zip(ends, places, strict=True))
-            )
-            found[tuple(corner)] += 0
+    mirrored = [one[::-1] if place % 2 else one for place, one in enumerate(ends)]
+    for row_of_ends in (ends, mirrored):  # corners, so that every end and every listed value occurs
+        for number in range(max(map(len, ends))):
+            found[tuple(one[min(number, len(one) - 1)] for one in row_of_ends)] += 0
     return found
 
 
@@ -434,8 +427,8 @@ class RulePoint:
 
     def fastest(self) -> int | None:
         """Return the number of the fastest of the rule's configurations; None if none was timed."""
-        timed = [(times[0], number) for number, times in enumerate(self.times_us) if times is not None]
-        return min(timed)[1] if timed else None
+        timed = ((times[0], number) for number, times in enumerate(self.times_us) if times is not None)
+        return min(timed, default=(0.0, None))[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -742,27 +735,25 @@ def learn_tree(losses: Matrix, weights: Vector, features: Sequence[Feature], tab
                 found = gain, feature, threshold_between(float(low), float(high))
         return found
 
-    masks = [np.ones(len(losses), np.bool_)]  # the points of each node, and its best split
-    splits = [best_split(masks[0])]
+    everywhere = np.ones(len(losses), np.bool_)
+    nodes = [(everywhere, best_split(everywhere))]  # the points of each, and its best split
     children: dict[int, tuple[int, int]] = {}
-    while len(masks) - len(children) < max_leaves:
-        number = max((n for n in range(len(masks)) if n not in children), key=lambda n: splits[n][0])
-        gain, feature, threshold = splits[number]
+    while len(nodes) - len(children) < max_leaves:
+        number = max((n for n in range(len(nodes)) if n not in children), key=lambda n: nodes[n][1][0])
+        points, (gain, feature, threshold) = nodes[number]
         if not gain:
             break
-        low = masks[number] & (table[:, feature] <= threshold)
-        children[number] = len(masks), len(masks) + 1
-        masks += low, masks[number] & ~low
-        splits += map(best_split, masks[-2:])
+        low = points & (table[:, feature] <= threshold)
+        children[number] = len(nodes), len(nodes) + 1
+        nodes += [(each, best_split(each)) for each in (low, points & ~low)]
 
     def tree(number: int, parent_scores: Vector) -> Tree:
         """Return the tree below a node; scores are the mean loss of each configuration, blended with the parent's."""
-        points = masks[number]
+        points, (_, feature, threshold) = nodes[number]
         total = weighted[points].sum(axis=0) + _PARENT_SHARE * parent_scores
         scores = total / (weights[points].sum() + _PARENT_SHARE)
         if number not in children:
             return tuple(np.argsort(scores, kind="stable").tolist())
-        _, feature, threshold = splits[number]
         then, otherwise = (tree(child, scores) for child in children[number])
         return Split(features[feature], threshold, then, otherwise)
 
@@ -887,9 +878,9 @@ def _learn_on(
     valid = data.is_valid[:, columns]
     least_us = np.where(valid, predicted_us, np.inf).min(axis=1, keepdims=True)
     predicted = np.where(valid, predicted_us / least_us - 1.0, np.nan)
-    all_losses = [np.where(np.isfinite(losses[:, columns]), losses[:, columns], UNSERVED_LOSS)]
-    all_losses += [np.where(np.isfinite(predicted), predicted, _UNCOVERED_LOSS)]
-    selected = select_configs(np.concatenate(all_losses), _weights(len(points), len(predicted)), max_configs)
+    of_points = np.nan_to_num(losses[:, columns], nan=UNSERVED_LOSS)
+    all_losses = np.concatenate([of_points, np.nan_to_num(predicted, nan=_UNCOVERED_LOSS)])
+    selected = select_configs(all_losses, _weights(len(points), len(predicted)), max_configs)
     chosen = tuple(columns[selected].tolist())
     usable = [feature for feature in features if max(feature.config, feature.over) < len(chosen)]
     served = np.flatnonzero(np.isfinite(predicted[:, selected]).any(axis=1))
@@ -909,9 +900,8 @@ def _with_substitutes(losses: Matrix) -> Matrix:
     if not len(losses):
         return losses
     finite = np.isfinite(losses)
-    penalised = np.where(finite, losses, UNSERVED_LOSS)
     substitute = np.full(len(losses), UNSERVED_LOSS)
-    for column in np.argsort(penalised.mean(axis=0), kind="stable")[::-1]:
+    for column in np.argsort(np.nan_to_num(losses, nan=UNSERVED_LOSS).mean(axis=0), kind="stable")[::-1]:
         substitute = np.where(finite[:, column], losses[:, column], substitute)
     return np.where(finite, losses, substitute[:, None])
 

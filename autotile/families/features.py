@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Name, convert
+from autotile.core.documents import Count, Name, attributes, convert
 from autotile.core.model import Config, Problem, Resources, Sizes
 from autotile.errors import AutotileError, DataError
 from autotile.kernel.expressions import Expression
@@ -115,7 +115,7 @@ class Feature(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind and the attributes that it needs."""
-        return {"feature": self.kind, **{name: getattr(self, name) for name in _KINDS[self.kind][1]}}
+        return {"feature": self.kind, **attributes(self, *_KINDS[self.kind][1])}
 
     @classmethod
     def from_json(cls, data: Any, sizes: Iterable[str], configs: int) -> Feature:
@@ -204,12 +204,12 @@ class Traits(NamedTuple):
     @property
     def waves(self) -> Column:
         """Blocks over resident blocks, shape (problems, configurations)."""
-        return np.asarray(self.blocks / self.slots)
+        return self.blocks / self.slots
 
     @property
     def rounds(self) -> Column:
         """Blocks of the busiest SM, shape (problems, configurations)."""
-        return np.asarray(np.ceil(self.blocks / self.sm_count))
+        return np.ceil(self.blocks / self.sm_count)
 
     def column(self, feature: Feature) -> Column:
         """Return the value of a feature for each problem, shape (problems,)."""
@@ -222,14 +222,14 @@ class Traits(NamedTuple):
             case "outputs":
                 return self.outputs
             case "intensity":
-                return np.asarray(self.flops / np.maximum(self.bytes, 1.0))
+                return self.flops / np.maximum(self.bytes, 1.0)
             case "blocks":
                 return self.blocks[:, feature.config]
             case "waves":
                 return self.waves[:, feature.config]
             case "work_ratio":
                 work = self.rounds * self.tile
-                return np.asarray(work[:, feature.config] / work[:, feature.over])
+                return work[:, feature.config] / work[:, feature.over]
 
     def table(self, features: Sequence[Feature]) -> Column:
         """Return the values of features, shape (problems, features)."""
@@ -264,7 +264,7 @@ def tilings(
     """
     count = len(spec.proper_sizes)
     tested = [[row[place % len(row)] for place in range(count)] for row in _TESTED]
-    large = [[_LARGE if place == other else 1 for other in range(count)] for place in range(count)]
+    large = np.where(np.eye(count, dtype=bool), _LARGE, 1).tolist()
     usual = {**spec.sizes, **{flag: problem.sizes[flag] for flag in spec.flags}}
     problems = [
         problem.at({**usual, **dict(zip(spec.proper_sizes, row, strict=True))})

@@ -89,14 +89,7 @@ class Ensemble:
 
     @classmethod
     def fit(
-        cls,
-        inputs: Inputs,
-        targets: NDArray[np.float64],
-        weights: NDArray[np.float64],
-        items: int,
-        *,
-        epochs: int,
-        hidden: tuple[int, int] = _HIDDEN,
+        cls, inputs: Inputs, targets: NDArray[np.float64], weights: NDArray[np.float64], items: int, *, epochs: int
     ) -> Ensemble:
         """Fit the networks with Adam; equal arguments give equal networks.
 
@@ -113,9 +106,7 @@ class Ensemble:
             scaled[name] = ((column - center) * scale).astype(np.float32)
         rows = Inputs(**scaled, number=inputs.number)
         known = targets.astype(np.float32), weights.astype(np.float32)
-        trained = [
-            _train(rows, *known, items=items, hidden=hidden, seed=member, epochs=epochs) for member in range(_MEMBERS)
-        ]
+        trained = [_train(rows, *known, items=items, seed=member, epochs=epochs) for member in range(_MEMBERS)]
         return cls({**scales, **{name: np.stack([one[name] for one in trained]) for name in trained[0]}})
 
     @property
@@ -232,12 +223,10 @@ def prepare(arrays: Mapping[str, Matrix], items: NDArray[np.int64], item_inputs:
     return predict
 
 
-def _train(
-    rows: Inputs, targets: Matrix, weights: Matrix, *, items: int, hidden: tuple[int, int], seed: int, epochs: int
-) -> dict[str, Matrix]:
+def _train(rows: Inputs, targets: Matrix, weights: Matrix, *, items: int, seed: int, epochs: int) -> dict[str, Matrix]:
     """Return the arrays of one network, fitted by Adam with decay of all weights but the biases."""
     random = np.random.default_rng(seed)
-    first, second = hidden
+    first, second = _HIDDEN
     widths = {name: getattr(rows, name).shape[1] for name in _PARTS}
 
     def normal(shape: tuple[int, ...], deviation: float) -> Matrix:
@@ -264,8 +253,7 @@ def _train(
         order = random.permutation(count)
         for start in range(0, count - size + 1, size):
             chosen = order[start : start + size]
-            batch = rows.rows(chosen)
-            gradients = _gradients(w, batch, targets[chosen], weights[chosen])
+            gradients = _gradients(w, rows.rows(chosen), targets[chosen], weights[chosen])
             step += 1
             rate = 0.5 * _LEARNING_RATE * (1.0 + np.cos(np.pi * step / steps)) + 1e-5
             for name, gradient in gradients.items():

@@ -1,7 +1,7 @@
 """A model of time over the kernels, configurations and sizes of an operation, learned from measurements on one GPU.
 
 For every candidate (a configuration of a kernel, or a library) it gives the expected time at any sizes, and the doubt.
-`ModelInputs` states the inputs of the networks of `autotile.families.network`: those of a problem are its sizes, their
+`model_inputs` states the inputs of the networks of `autotile.families.network`: those of a problem are its sizes, their
 alignment, that of the rows of its arrays, and its flags; those of a configuration its kernel, parameters, tiles and
 resources; those of a pair the blocks, the rounds of the busiest SM, the whole waves, and the waste of the last round,
 of the last wave and of the padding at the edges. `fit_model` fits them, and calibrates the doubt on measurements that
@@ -102,116 +102,109 @@ class Vocabulary:
         )
 
 
-class ModelInputs:
-    """Inputs of the networks, with all that does not depend on the sizes, for problems of given flags and kernels.
+class ModelInputs(NamedTuple):
+    """Inputs of the networks for problems of given flags and kernels."""
 
-    ``sizes`` and ``kernels`` are those of any problem of these flags and kernels. ``numbers`` are those of the kernels'
-    configurations among all candidates, without those that a kernel no longer declares, shape (configurations,), and
-    ``item_inputs`` has shape (configurations, inputs).
-    """
+    numbers: NDArray[np.int64]
+    """Numbers of the kernels' configurations among all candidates, without those that a kernel no longer declares,
+    shape (configurations,)."""
+    items: Vector
+    """Inputs of these configurations, shape (configurations, inputs)."""
+    of_problem: Callable[[Sizes, KernelSizes], Vector]
+    """Function that returns the inputs of a problem, shape (problem inputs,)."""
+    of_pairs: Callable[[KernelSizes], Vector]
+    """Function that returns the inputs of each configuration for a problem, shape (pair inputs, configurations)."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        candidates: Sequence[ModelCandidate],
-        specs: Specs,
-        device: DeviceProperties,
-        *,
-        sizes: Sizes,
-        kernels: KernelSizes,
-        dtype: str,
-    ) -> None:
-        numbers: list[int] = []
-        source: list[int] = []
-        columns = [np.zeros((0, TILING_COLUMNS))]
-        tiles = np.full((len(candidates), len(vocabulary.sizes)), UNTILED)
-        self._irregular: list[tuple[int, KernelSpec, Config]] = []
-        """Configurations whose grid is no tiling, by position."""
-        for place, name in enumerate(kernels):
-            of_kernel = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
-            own = [n for n in of_kernel if is_declared(specs[name], candidates[n].config)]
-            configs = [candidates[n].config for n in own]
-            problem = Problem(name, kernels[name], dtype)
-            resources = [candidates[n].resources for n in own]
-            of_sizes, of_grids, irregular = tilings(specs[name], device, configs, resources, problem)
-            self._irregular += [(len(numbers) + n, specs[name], configs[n]) for n in irregular]
-            width = min(tiles.shape[1], of_sizes.shape[1])
-            tiles[len(numbers) : len(numbers) + len(own), :width] = of_sizes[:, :width]
-            columns.append(of_grids)
-            numbers += own
-            source += [place] * len(own)
-        tiles = tiles[: len(numbers)]
-        quantities = np.concatenate(columns)
-        first = next(iter(kernels), None)
-        extents = array_extents(specs[first], kernels[first]) if first is not None else {}
-        log2_tiles = np.log2(tiles)
-        is_tiled = tiles < _SMALL_TILE
-        covering = np.zeros((len(numbers), len(kernels), tiles.shape[1]), np.float32)
-        covering[np.arange(len(numbers)), np.array(source, np.int64)] = is_tiled
-        self.vocabulary = vocabulary
-        self.numbers: NDArray[np.int64] = np.array(numbers, np.int64)
-        self.item_inputs = _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, quantities)
-        self._flags = tuple(float(sizes[name]) for name in vocabulary.flags)
-        self._names = tuple((name, specs[name].proper_sizes) for name in kernels)
-        """Name of each kernel and of its sizes."""
-        self._source: NDArray[np.int64] = np.array(source, np.int64)
-        """Position of each configuration's kernel."""
-        self._device, self._dtype = device, dtype
-        self._tiles = np.ascontiguousarray(tiles.T, np.float32)
-        """Tile along each size of the kernel, shape (sizes, configurations)."""
-        self._covering = covering.reshape(len(numbers), len(kernels) * tiles.shape[1])
-        """Matrix of 1 for each size of its kernel that a configuration tiles: (configurations, kernels x sizes)."""
-        self._log2_tile: Vector = (is_tiled * log2_tiles).sum(axis=1).astype(np.float32)
-        """Logarithm of the outputs of a tile."""
-        self._units: Vector = quantities[:, 0].astype(np.float32)
-        resident = np.stack([np.ones(len(numbers)), quantities[:, 1]])
-        self._slots: Vector = device.sm_count * resident.astype(np.float32)
-        """Number of SMs, and of the blocks that they hold at once, shape (2, configurations)."""
-        self._extents = tuple(extents.get(name, ()) for name in vocabulary.arrays)
-        """Extents of each array of the first kernel, as positions of its sizes."""
 
-    def of_problem(self, sizes: Sizes, kernels: KernelSizes) -> Vector:
-        """Return the inputs of a problem, shape (problem inputs,)."""
-        values = [sizes[name] for name in self.vocabulary.sizes]
-        own: Sequence[int] = ()
-        if self._names:
-            kernel, names = self._names[0]
-            own = [kernels[kernel][name] for name in names]
+def model_inputs(
+    vocabulary: Vocabulary,
+    candidates: Sequence[ModelCandidate],
+    specs: Specs,
+    device: DeviceProperties,
+    *,
+    sizes: Sizes,
+    kernels: KernelSizes,
+    dtype: str,
+) -> ModelInputs:
+    """Prepare all that does not depend on the sizes; those given are of any problem of these flags and kernels."""
+    numbers: list[int] = []
+    source: list[int] = []  # position of each configuration's kernel
+    columns = [np.zeros((0, TILING_COLUMNS))]
+    extents_of_tiles = np.full((len(candidates), len(vocabulary.sizes)), UNTILED)
+    irregular: list[tuple[int, KernelSpec, Config]] = []  # configurations whose grid is no tiling, by position
+    for place, name in enumerate(kernels):
+        of_kernel = [n for n, one in enumerate(candidates) if one.kernel == name and not one.is_library]
+        own = [n for n in of_kernel if is_declared(specs[name], candidates[n].config)]
+        configs = [candidates[n].config for n in own]
+        problem = Problem(name, kernels[name], dtype)
+        resources = [candidates[n].resources for n in own]
+        of_sizes, of_grids, others = tilings(specs[name], device, configs, resources, problem)
+        irregular += [(len(numbers) + n, specs[name], configs[n]) for n in others]
+        width = min(len(vocabulary.sizes), of_sizes.shape[1])
+        extents_of_tiles[len(numbers) : len(numbers) + len(own), :width] = of_sizes[:, :width]
+        columns.append(of_grids)
+        numbers += own
+        source += [place] * len(own)
+    count, widest = len(numbers), len(vocabulary.sizes)
+    extents_of_tiles = extents_of_tiles[:count]
+    quantities = np.concatenate(columns)
+    log2_tiles = np.log2(extents_of_tiles)
+    is_tiled = extents_of_tiles < _SMALL_TILE
+    sources = np.array(source, np.int64)
+    covers = np.zeros((count, len(kernels), widest), np.float32)
+    covers[np.arange(count), sources] = is_tiled
+    covering = covers.reshape(count, len(kernels) * widest)  # 1 for each size of its kernel that a configuration tiles
+    tiles = np.ascontiguousarray(extents_of_tiles.T, np.float32)  # along each size of the kernel
+    log2_tile: Vector = (is_tiled * log2_tiles).sum(axis=1).astype(np.float32)  # of the outputs of a tile
+    units: Vector = quantities[:, 0].astype(np.float32)
+    resident = np.stack([np.ones(count), quantities[:, 1]])
+    slots: Vector = device.sm_count * resident.astype(np.float32)  # SMs, and the blocks that they hold at once
+    flags = tuple(float(sizes[name]) for name in vocabulary.flags)
+    names = tuple((name, specs[name].proper_sizes) for name in kernels)
+    first = next(iter(kernels), None)
+    of_arrays = array_extents(specs[first], kernels[first]) if first is not None else {}
+    extents = tuple(
+        of_arrays.get(name, ()) for name in vocabulary.arrays
+    )  # of the first kernel, as places of its sizes
+
+    def of_problem(sizes: Sizes, kernels: KernelSizes) -> Vector:
+        values = [sizes[name] for name in vocabulary.sizes]
+        own = [kernels[kernel][name] for kernel, own_names in names[:1] for name in own_names]
         rows = [
-            _alignment(own[extent[-1]]) if extent and extent[-1] is not None else _MAX_ALIGNMENT
-            for extent in self._extents
+            _alignment(own[extent[-1]]) if extent and extent[-1] is not None else _MAX_ALIGNMENT for extent in extents
         ]
-        elements = sum(math.prod([own[place] for place in extent if place is not None]) for extent in self._extents)
-        inputs = [*map(math.log2, values), *map(_alignment, values), *self._flags, *rows]
+        elements = sum(math.prod([own[place] for place in extent if place is not None]) for extent in extents)
+        inputs = [*map(math.log2, values), *map(_alignment, values), *flags, *rows]
         inputs += (min(rows, default=_MAX_ALIGNMENT), math.log2(elements) if elements else 0.0)
         return np.array(inputs, np.float32)
 
-    def of_pairs(self, kernels: KernelSizes) -> Vector:
-        """Return the inputs of each configuration for a problem, shape (pair inputs, configurations)."""
-        sizes = len(self.vocabulary.sizes)
-        table = [[kernels[name][size] for size in names[:sizes]] for name, names in self._names]
-        rows = np.array([row + [1] * (sizes - len(row)) for row in table], np.float32).reshape(len(table), sizes)
-        counts = rows.T.take(self._source, axis=1)
-        counts /= self._tiles
+    def of_pairs(kernels: KernelSizes) -> Vector:
+        table = [[kernels[name][size] for size in own_names[:widest]] for name, own_names in names]
+        rows = np.array([row + [1] * (widest - len(row)) for row in table], np.float32).reshape(len(table), widest)
+        counts = rows.T.take(sources, axis=1)
+        counts /= tiles
         np.ceil(counts, out=counts)
         blocks = np.multiply.reduce(counts)
-        blocks *= self._units
-        for number, spec, config in self._irregular:
-            blocks[number] = blocks_at(spec, self._device, config, spec.at(kernels[spec.name], self._dtype))
-        shares = np.empty((4, len(blocks)), np.float32)
-        np.divide(blocks, self._slots, out=shares[:2])
+        blocks *= units
+        for number, spec, config in irregular:
+            blocks[number] = blocks_at(spec, device, config, spec.at(kernels[spec.name], dtype))
+        shares = np.empty((4, count), np.float32)
+        np.divide(blocks, slots, out=shares[:2])
         np.ceil(shares[:2], out=shares[2:])
-        inputs = np.empty((_PAIR_INPUTS + sizes, len(blocks)), np.float32)
+        inputs = np.empty((_PAIR_INPUTS + widest, count), np.float32)
         logs = np.log2(shares)
         inputs[0] = logs[0]
         inputs[1:3] = logs[2:]
         np.subtract(logs[2:], logs[:2], out=inputs[3:5])
         log2_counts = np.log2(counts, out=inputs[_PAIR_INPUTS:])
         np.add.reduce(log2_counts, out=inputs[5])
-        inputs[5] += self._log2_tile
-        inputs[5] -= self._covering @ np.log2(rows).reshape(-1)
+        inputs[5] += log2_tile
+        inputs[5] -= covering @ np.log2(rows).reshape(-1)
         np.minimum(shares[0], _MANY_ROUNDS, out=inputs[6])
         return inputs
+
+    items = _item_inputs(vocabulary, [candidates[n] for n in numbers], log2_tiles, quantities)
+    return ModelInputs(np.array(numbers, np.int64), items, of_problem, of_pairs)
 
 
 def _alignment(size: int) -> int:
@@ -223,16 +216,15 @@ def _item_inputs(
     vocabulary: Vocabulary, candidates: Sequence[ModelCandidate], log2_tiles: Column, columns: Column
 ) -> Vector:
     """Return the inputs of configurations: their kernel, parameters, tiles and resources."""
-    kernel = [[float(one.kernel == name) for name in vocabulary.members] for one in candidates]
-    given = [[one.config.get(name) for name in vocabulary.parameters] for one in candidates]
-    values = [  # 0 for text, which the offset of a candidate stands for
-        [math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0 for value in row] for row in given
-    ]
+    rows = []
+    for one in candidates:  # 0 for text, which the offset of a candidate stands for
+        given = (one.config.get(name) for name in vocabulary.parameters)
+        values = (math.log2(abs(value) + 1.0) if isinstance(value, int | float) else 0.0 for value in given)
+        rows.append([*(float(one.kernel == name) for name in vocabulary.members), *values])
     units, resident, threads, smem_bytes, registers = columns.T
     logs = (np.log2(one) for one in (units, resident, threads, smem_bytes + 1024.0))
     parts = (
-        np.array(kernel).reshape(len(candidates), len(vocabulary.members)),
-        np.array(values).reshape(len(candidates), len(vocabulary.parameters)),
+        np.array(rows).reshape(len(candidates), len(vocabulary.members) + len(vocabulary.parameters)),
         np.minimum(log2_tiles, _MAX_LOG2_TILE),
         np.stack([*logs, registers / 128.0], axis=1),
     )
@@ -243,10 +235,9 @@ IsValid = Callable[[int, Config], bool]
 """Tells whether a configuration, at a position among the candidates, is valid for a problem."""
 
 
-def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Callable[[Problem], IsValid | None]:
+def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Callable[[Problem], IsValid]:
     """Return a function of a problem that returns the check of configurations against a kernel's rules and limits.
 
-    That is None where no configuration is valid.
     ``problem`` is any of the same flags. The rules are parted so that candidates are checked quickly: those about sizes
     and flags hold for all configurations or for none, those about parameters and flags for all sizes or for none.
     """
@@ -266,10 +257,10 @@ def validity(spec: KernelSpec, problem: Problem, device: DeviceProperties) -> Ca
         (sized if is_sized else others).append(limit)
     known: dict[tuple[int, str], bool] = {}  # of the rules and limits that do not depend on sizes, by element type
 
-    def check_of(problem: Problem) -> IsValid | None:
+    def check_of(problem: Problem) -> IsValid:
         of_sizes = {**of_device, **problem.names}
         if not all(rule.value(of_sizes) for rule in of_problem):
-            return None
+            return lambda number, config: False
 
         def is_valid(number: int, config: Config) -> bool:
             if spec.computed:
@@ -331,9 +322,7 @@ Ranked = tuple[list[int], list[int], Callable[[int], Expected]]
 """Positions of configurations, and of libraries, the one that is expected to be fastest first; what is expected of
 each."""
 _Ready = tuple[
-    tuple[ModelCandidate, ...],
-    Callable[[Sizes, KernelSizes], Ranked],
-    Mapping[str, Callable[[Problem], IsValid | None]],
+    tuple[ModelCandidate, ...], Callable[[Sizes, KernelSizes], Ranked], Mapping[str, Callable[[Problem], IsValid]]
 ]
 """Candidates for problems of given flags and kernels, a function that ranks them, valid or not, and the `validity` of
 each kernel."""
@@ -398,7 +387,7 @@ class OperationModel:
                     return others[:1]
             else:
                 return others[:1]
-        checks: dict[str, IsValid | None] = {}
+        checks: dict[str, IsValid] = {}
         own: list[Expected] = []
         for number in configurations:
             if len(own) == count:
@@ -408,8 +397,7 @@ class OperationModel:
                 name = candidate.kernel
                 if name not in checks:
                     checks[name] = rules[name](Problem(name, kernels[name], dtype or self.dtype))
-                is_valid = checks[name]
-                if is_valid is not None and is_valid(number, candidate.config):
+                if checks[name](number, candidate.config):
                     own.append(expected(number))
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
@@ -444,7 +432,7 @@ class OperationModel:
             return ready
         if len(self._ready) >= _MAX_INPUTS:
             self._ready.clear()
-        inputs = ModelInputs(
+        inputs = model_inputs(
             self.vocabulary, self.candidates, specs, device, sizes=sizes, kernels=kernels, dtype=self.dtype
         )
         count = sum(not one.is_library for one in self.candidates)
@@ -455,7 +443,7 @@ class OperationModel:
         no_pairs: Vector = np.zeros((0, len(listed)), np.float32)  # libraries have no inputs of pairs
         own = others = None
         if self.kernels is not None and len(inputs.numbers):
-            own = prepare(self.kernels.arrays, inputs.numbers, inputs.item_inputs)
+            own = prepare(self.kernels.arrays, inputs.numbers, inputs.items)
         if self.libraries is not None and listed:
             others = prepare(self.libraries.arrays, np.array(of_libraries), no_pairs.T)
         last: tuple[list[int], Ranked] | None = None  # what stands in for a choice is sought for the same sizes
@@ -587,12 +575,8 @@ def fit_model(
     if len(problems) < _MIN_PROBLEMS:
         raise InputError(f"{plural(len(problems), 'problem')} measured; a model needs at least {_MIN_PROBLEMS}")
     own = tuple(sorted(candidates, key=lambda one: one.is_library))
-    numbers = {one.key: number for number, one in enumerate(own)}
-    times_us = np.full((len(problems), len(own)), np.nan)
-    for row, (_, _, measured_us) in enumerate(problems):
-        for key, time_us in measured_us.items():
-            times_us[row, numbers[key]] = time_us
-
+    keys = [one.key for one in own]
+    times_us = np.array([[measured_us.get(key, np.nan) for key in keys] for _, _, measured_us in problems])
     names = list(problems[0][0])
     columns = {name: [sizes[name] for sizes, _, _ in problems] for name in names}
     members = dict.fromkeys(one.kernel for one in own if not one.is_library)
@@ -662,25 +646,23 @@ def _rows_of(
     count = sum(not one.is_library for one in candidates)
     known: dict[object, ModelInputs] = {}
     parts: tuple[list[Inputs], list[Inputs]] = ([], [])
-    owners: tuple[list[int], list[int]] = ([], [])
     for row, (sizes, kernels, _) in enumerate(problems):
         key = (*(sizes[name] for name in vocabulary.flags), *kernels)
         if key not in known:
-            known[key] = ModelInputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels, dtype=dtype)
+            known[key] = model_inputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels, dtype=dtype)
         inputs = known[key]
         problem, measured = inputs.of_problem(sizes, kernels), np.isfinite(times_us[row])
         chosen, others = measured[inputs.numbers], np.flatnonzero(measured[count:])
-        own = inputs.item_inputs[chosen], inputs.of_pairs(kernels).T[chosen], inputs.numbers[chosen]
+        own = inputs.items[chosen], inputs.of_pairs(kernels).T[chosen], inputs.numbers[chosen]
         nothing = np.zeros((len(others), 0), np.float32)
         for place, (item, pair, numbers) in enumerate((own, (nothing, nothing, others))):
             parts[place].append(Inputs(np.repeat(problem[None], len(numbers), axis=0), item, pair, numbers))
-            owners[place].extend([row] * len(numbers))
-    best = np.nanmin(np.where(np.isfinite(times_us[:, :count]), times_us[:, :count], np.inf), axis=1)
+    best = np.nan_to_num(times_us[:, :count], nan=np.inf).min(axis=1)
     firsts = (0, count, len(candidates))
     found = []
-    for place, (part, of) in enumerate(zip(parts, owners, strict=True)):
+    for place, part in enumerate(parts):
         joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
-        rows = np.array(of, np.int64)
+        rows = np.repeat(np.arange(len(problems)), [len(one.number) for one in part])
         time_us = times_us[rows, joined.number + firsts[place]]
         weights = np.ones(len(rows)) if place else 1.0 / (1.0 + 2.0 * (time_us / best[rows] - 1.0))
         items = len(vocabulary.sizes), firsts[place + 1] - firsts[place], firsts[place], place == 1
@@ -726,7 +708,7 @@ def _doubts(held_out: HeldOut) -> dict[str, Doubt]:
     """Fit the squared residuals of each kernel's best configurations by a constant and the squared spread."""
     candidates, times_us, log2_us, spreads = held_out
     own = np.array([not one.is_library for one in candidates])
-    best = np.nanmin(np.where(own & np.isfinite(times_us), times_us, np.inf), axis=1)
+    best = np.nan_to_num(times_us[:, own], nan=np.inf).min(axis=1, initial=np.inf)
     near = ~own | (times_us <= _NEAR * best[:, None])
     residuals = np.log(times_us) - math.log(2.0) * log2_us
     found: dict[str, Doubt] = {}
@@ -772,7 +754,7 @@ def _select(candidates: Sequence[ModelCandidate], times_us: Times, count: int) -
     kernels, groups = [candidates[n].kernel for n in own], [np.ones(len(own), np.bool_)]
     groups += [np.array([one == name for one in kernels]) for name in dict.fromkeys(kernels)]  # in one order always
     for number, group in enumerate(groups):
-        part = np.where(group & np.isfinite(times_us[:, own]), times_us[:, own], np.inf)
+        part = np.where(group, np.nan_to_num(times_us[:, own], nan=np.inf), np.inf)
         best = part.min(axis=1)
         known = np.isfinite(best)
         losses.append(np.minimum(np.log(part[known] / best[known, None]), _MISSING))

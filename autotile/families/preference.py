@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -113,6 +114,8 @@ class Expectation(msgspec.Struct, frozen=True):
         return math.exp(self.log_ratio - self.doubt), upper
 
 
+_identity = attrgetter("name", "compute_capability", "sm_count")
+"""Returns what tells a device from others."""
 _MAX_KNOWN = 256
 _Launched = tuple[Column | None, Column | None, Column | None, bool]  # see `_launched`
 _known: dict[tuple[object, ...], _Launched] = {}
@@ -199,10 +202,6 @@ def prefer(
             return best
         found.remove(best)
     return None
-
-
-def _identity(device: DeviceProperties) -> tuple[object, ...]:
-    return device.name, device.compute_capability, device.sm_count
 
 
 def _launched(spec: KernelSpec, problem: Problem, device: DeviceProperties, configs: Sequence[Config]) -> _Launched:

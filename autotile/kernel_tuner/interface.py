@@ -634,27 +634,26 @@ class _TuneCall:
         if (key := self.codec.key(params)) in self.results:
             return
         self.results[key] = result = ConfigResult(params)
-        error: ErrorConfig | None = None
-        if not trial.outcome.has_time or trial.measurement is None:
-            error = RuntimeFailedConfig()
+        measured = trial.measurement if trial.outcome.has_time else None
+        if measured is None:
+            error: type[ErrorConfig] = RuntimeFailedConfig
             if trial.outcome in (Outcome.INFEASIBLE, Outcome.WRONG_RESULT, Outcome.OUT_OF_BOUNDS):
-                error = InvalidConfig()
+                error = InvalidConfig
             elif trial.outcome in (Outcome.COMPILE_FAILED, Outcome.NOT_COMPILED) or trial.stage in _COMPILED_STAGES:
-                error = CompilationFailedConfig()
-        if error is not None:
-            result["__error__"] = error
-        elif trial.measurement is not None:
-            samples = trial.measurement.samples_us or (trial.measurement.time_us,)
-            result |= {"time": trial.measurement.time_us / 1e3, "times": [time_us / 1e3 for time_us in samples]}
+                error = CompilationFailedConfig
+            result["__error__"] = error()
+        else:
+            samples = measured.samples_us or (measured.time_us,)
+            result |= {"time": measured.time_us / 1e3, "times": [time_us / 1e3 for time_us in samples]}
             result |= {name: _number(v) for name, v in trial.telemetry.items() if name not in _OWN_TELEMETRY}
             result |= self.observation.results(params, trial)
         for name, stages in _STAGES.items():
             result[name] = 1e3 * sum(trial.seconds.get(stage, 0.0) for stage in stages)
         result |= {"strategy_time": 0.0, "framework_time": 0.0}
-        if error is None:
+        if measured is not None:
             process_metrics(result, self.metrics)
         result["timestamp"] = str(datetime.now(UTC))
-        if error is None and not self.quiet:
+        if measured is not None and not self.quiet:
             print(get_config_string(result, [*self.codec.values, "time", *(self.metrics or ())], _UNITS))
         elif self.verbose and not self.quiet:
             print(f"skipping config {'_'.join(map(str, params.values()))}, reason: {trial.outcome}: {trial.reason}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from itertools import chain
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -45,11 +44,7 @@ def one_blas_thread() -> Iterator[None]:
         yield
     finally:
         with _blas_lock:
-            if len(_blas_limits) == 1:
-                _blas_limits[0].close()
-                _blas_limits.clear()
-            else:
-                _blas_limits.pop()
+            _blas_limits.pop().close()
 
 
 @cache
@@ -143,9 +138,9 @@ class Embedding:
         if len(sizes) > 1:
             mean_range = 2 * float(np.mean([np.ptp(column) for _, column in sizes]))
             self._sizes = [(index, column / mean_range) for index, column in sizes]
-        groups = [[group] * table.shape[1] for group, (_, table) in enumerate(tables)]
-        products = [len(tables)] * (len(self._sizes) + 1 if self._sizes else 0)
-        self.groups: Rows = np.array([*chain.from_iterable(groups), *products], np.int64)
+        groups = [group for group, (_, table) in enumerate(tables) for _ in range(table.shape[1])]
+        groups += [len(tables)] * (len(self._sizes) + 1 if self._sizes else 0)  # the products
+        self.groups: Rows = np.array(groups, np.int64)
 
     def of(self, codes: NDArray[np.integer]) -> Floats:
         """Return the coordinates, shape (n, coordinates), of configurations by their codes, shape (n, parameters)."""

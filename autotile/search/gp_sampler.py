@@ -64,8 +64,9 @@ Scores = tuple[Floats, NDArray[np.bool_], int, float | None]
 class History:
     """Rows and results of trials, by their index in the order in which they began.
 
-    ``rows`` is the row of each, with spare memory behind the last; ``first_success`` the number of trials that ended
-    before the first success, all if there is none.
+    ``rows`` is the row of each. In the order in which they ended, ``order`` is the index of each, and ``values`` are
+    its values, shape (trials, objectives), NaN for failures; ``first_success`` is the number of those before the first
+    success, all if there is none. The arrays have spare memory behind the last trial.
     """
 
     def __init__(self) -> None:
@@ -73,8 +74,8 @@ class History:
         self.ended = 0
         self.first_success = 0
         self.rows: Rows = np.zeros(64, np.int64)
-        self._order: Rows = np.zeros(64, np.int64)
-        self._values: Floats = np.zeros((64, 1))
+        self.order: Rows = np.zeros(64, np.int64)
+        self.values: Floats = np.zeros((64, 1))
         self._errors: Floats = np.zeros(64)
         self._scores: tuple[int, Scores] | None = None
         """The trials of one objective, after the number of trials that they are of."""
@@ -82,9 +83,9 @@ class History:
     def begin(self, row: int) -> int:
         """Add a trial that begins; return its index."""
         if self.begun == len(self.rows):
-            self.rows, self._order, self._values, self._errors = (
+            self.rows, self.order, self.values, self._errors = (
                 np.concatenate([each, np.zeros_like(each)])
-                for each in (self.rows, self._order, self._values, self._errors)
+                for each in (self.rows, self.order, self.values, self._errors)
             )
         self.rows[self.begun] = row
         self.begun += 1
@@ -94,26 +95,18 @@ class History:
         """Add the result of a trial, and the relative standard error of its first value, 0 if it is not known."""
         if result is None and self.first_success == self.ended:
             self.first_success += 1
-        if result is not None and len(result) != self._values.shape[1]:  # only failures so far
-            self._values = np.full((len(self._values), len(result)), np.nan)
-        self._order[self.ended] = index
-        self._values[self.ended] = np.nan if result is None else result
+        if result is not None and len(result) != self.values.shape[1]:  # only failures so far
+            self.values = np.full((len(self.values), len(result)), np.nan)
+        self.order[self.ended] = index
+        self.values[self.ended] = np.nan if result is None else result
         self._errors[self.ended] = error
         self.ended += 1
 
-    def first_ended(self, count: int) -> Rows:
-        """Return the indices of the first trials that ended, in that order."""
-        return self._order[: min(count, self.ended)]
-
-    def values(self, count: int) -> Floats:
-        """Return the values of the first trials that ended, shape (count, objectives); NaN for failures."""
-        return self._values[: min(count, self.ended)]
-
     def scores(self, weights: Floats) -> Scores:
         """Return the scores of the trials that ended, at least one of which succeeded; see `losses`."""
-        if self._scores is not None and self._scores[0] == self.ended and self._values.shape[1] == 1:
+        if self._scores is not None and self._scores[0] == self.ended and self.values.shape[1] == 1:
             return self._scores[1]
-        values = self.values(self.ended)
+        values = self.values[: self.ended]
         failed = np.isnan(values[:, 0])
         reached = losses(values, weights)
         best = int(np.argmin(np.where(failed, np.inf, reached)))
@@ -123,24 +116,23 @@ class History:
     @property
     def since_best(self) -> int:
         """Number of trials that ended since the one with the lowest first value; 0 if there is none."""
-        first = self._values[: self.ended, 0]
+        first = self.values[: self.ended, 0]
         return self.ended - 1 - int(np.argmin(np.where(np.isnan(first), np.inf, first))) if self.ended else 0
 
     def successes(self) -> tuple[Rows, Floats]:
         """Return the rows of the successful trials, in the order in which they ended, and their first values."""
-        first = self._values[: self.ended, 0]
+        first = self.values[: self.ended, 0]
         ran = ~np.isnan(first)
-        return self.rows[self._order[: self.ended][ran]], first[ran]
+        return self.rows[self.order[: self.ended][ran]], first[ran]
 
     def noise(self, count: int) -> Floats:
         """Return the variance of each of `losses` due to the measurement error, of the first trials that ended."""
-        values = self.values(count)
+        values = self.values[:count]
         deviation = speed_of_loss(values)
-        noise = np.zeros(len(values))
+        noise = np.zeros(count)
         if deviation:
             ran = ~np.isnan(values[:, 0])
-            speeds = _speeds(values[ran, 0])
-            noise[ran] = np.square(speeds * self._errors[: len(values)][ran] / deviation)
+            noise[ran] = np.square(_speeds(values[ran, 0]) * self._errors[:count][ran] / deviation)
         return noise
 
 
@@ -255,11 +247,8 @@ class Surrogate:
     prior: ExpectedSpeeds | None = None
     features: Mapping[int, Floats] | None = None
     max_first: int = field(kw_only=True)
-    fitted: int = field(default=0, init=False)
+    fitted: int = 0
     """Number of trials of the newest fit, counted by their end; 0 before the first."""
-    parameters: Hyperparameters = field(init=False)
-    best: Rows = field(init=False)
-    """Rows of the best trials of the newest fit, the best first."""
 
     def update(self) -> bool:
         """Fit again if that is due, and begin a process with the trials of that fit, without rows; return whether so.
@@ -274,7 +263,7 @@ class Surrogate:
         for count in range(max(first, self.fitted + 1), due + 1):  # fits up to the due one, each from the one before
             if max(due_fit(count), first) != count:
                 continue
-            ended, values = history.first_ended(count), history.values(count)
+            ended, values = history.order[:count], history.values[:count]
             observed = history.rows[ended]
             self._points, groups = self.points, self.groups
             if self.features is not None:
@@ -283,7 +272,7 @@ class Surrogate:
             ascending = np.argsort(loss, kind="stable")
             residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
             chosen = informative(ascending, _MAX_FITTED)
-            self.parameters = fit(
+            self.parameters: Hyperparameters = fit(
                 self._points(observed[chosen]),
                 standardized(residual[chosen]),
                 groups,
@@ -292,7 +281,8 @@ class Surrogate:
                 max_steps=_LATER_STEPS if self.fitted else _FIRST_STEPS,
             )
             self.fitted = count
-        self.best = history.rows[ended[ascending[:_BEST]]]
+        self.best: Rows = history.rows[ended[ascending[:_BEST]]]
+        """Rows of the best trials of the newest fit, the best first."""
         chosen = informative(ascending, self.max_first)
         self._indices: Rows = ended[chosen]
         """Trials of the process, by their index in the history."""
@@ -336,19 +326,17 @@ class Surrogate:
         if added:
             self._process.observe(self._points(history.rows[added]))
             self._indices = np.append(self._indices, added)
-        ended = history.first_ended(history.ended)
+        ended = history.order[: history.ended]
         loss_of_ended, failed, best, speed = history.scores(weights)
         share = float(np.count_nonzero(failed)) / len(ended)
         by_index = np.zeros((3, history.begun))
-        by_index[0, ended] = loss_of_ended
-        by_index[1, ended] = failed - share
-        by_index[2, ended] = 1
+        by_index[:, ended] = loss_of_ended, failed - share, np.ones(len(ended))
         loss, failures, known = by_index[:, self._indices]
         targets = np.stack([loss, failures]) if share else loss[None]
         prior = np.zeros(0)
         if self.prior is not None:
             rows = np.concatenate([history.rows[self._indices], self._rows])
-            prior = self._prior_losses(rows, history.values(history.ended), loss_of_ended)
+            prior = self._prior_losses(rows, history.values[: history.ended], loss_of_ended)
             targets[0] -= prior[: len(self._indices)]
         mean, deviation = self._process.predict(targets, known > 0)
         mean, deviation = mean[:, self._order], deviation[self._order]
@@ -381,7 +369,7 @@ class Surrogate:
         """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
         assert self.prior is not None
         ran = ~np.isnan(values[:, 0])
-        tried = self.history.rows[self.history.first_ended(len(values))]
+        tried = self.history.rows[self.history.order[: len(values)]]
         return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])
 
 
@@ -415,9 +403,11 @@ class RowRanking:
     count: int = 0
     chosen: int | None = None
 
-    def expect(self, row: int) -> None:
-        """Take note that the result of a row will be known: rows whose result it would tell gain less by theirs."""
-        index = int(np.flatnonzero(self.rows == row)[0])
+    def expect(self) -> None:
+        """Take note that the result of the chosen row will be known: rows that it would tell of gain less by theirs."""
+        if self.chosen is None:
+            return
+        index = int(np.flatnonzero(self.rows == self.chosen)[0])
         unexplained = np.maximum(1 - self.explained_by()(index), _MIN_UNEXPLAINED)
         self.deviation = self.deviation * np.sqrt(unexplained)
         self.gain = log_expected_improvement(self.mean, self.deviation, self.best) + self.log_success
@@ -506,10 +496,10 @@ class FeasibleGPSampler(RowSampler):
         """The newest ranking by whether it is of compiled rows, and whether it follows the prior; after what it depends
         on: the numbers of trials that had begun and ended, of compiled rows only the latter."""
 
-    def nominate(self, study: Study, row: int | None = None) -> int:
+    def nominate(self, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
         with self._lock, one_blas_thread():
-            chosen = self._next(study, self._draws(len(self._offered))) if row is None else row
+            chosen = self._next(self._draws(len(self._offered))) if row is None else row
             self.candidates.take(chosen)
             self._offer(chosen)
         return chosen
@@ -531,7 +521,7 @@ class FeasibleGPSampler(RowSampler):
             self._record_end(row, result, error)
             self._told.add(row)
 
-    def select(self, study: Study, rows: Sequence[int]) -> int:
+    def select(self, rows: Sequence[int]) -> int:
         """Choose the row to measure among compiled ones, the oldest nomination first, by resources as further features.
 
         Several are chosen without a result in between, as many as GPUs are free. The model is updated once for all of
@@ -544,15 +534,14 @@ class FeasibleGPSampler(RowSampler):
             if _is_starting(self._history if guided else self._unguided) or len(rows) == 1:
                 return rows[0]
             known, ranking = self._rankings.get((True, guided), ((), None))
-            is_old = known != (ended,) or len(study.directions) > 1
+            is_old = known != (ended,) or self._objectives > 1
             among = set(rows)  # np.isin takes six times as long for so few
             if ranking is None or is_old or among.isdisjoint(ranking.rows.tolist()):
-                model = self._model(study, guided=guided, compiled=True)
+                model = self._model(guided=guided, compiled=True)
                 model.set_rows(np.array(rows))
-                ranking = model.predict(_weights(study, self._draws(ended)))
+                ranking = model.predict(_weights(self._objectives, self._draws(ended)))
                 self._rankings[True, guided] = (ended,), ranking
-            if ranking.chosen is not None:
-                ranking.expect(ranking.chosen)
+            ranking.expect()
             is_compiled = np.array([row in among for row in ranking.rows.tolist()])
             ranking.chosen = self._best(ranking, is_compiled, ended + ranking.count)
             ranking.count += 1
@@ -565,7 +554,7 @@ class FeasibleGPSampler(RowSampler):
             return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        row = self._next(study, lambda: rng)
+        row = self._next(lambda: rng)
         self._offer(row)
         self._adopt(study, number, row, rng)
         return row
@@ -575,7 +564,7 @@ class FeasibleGPSampler(RowSampler):
             return
         if row not in self._offered:
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
-                self._next(study, lambda: rng)  # to share the rows that the original choice has shared
+                self._next(lambda: rng)  # to share the rows that the original choice has shared
             self._offer(row)
         if row not in self._measured:
             self._record_begin(row)
@@ -609,13 +598,13 @@ class FeasibleGPSampler(RowSampler):
     def _is_guided(self, turn: int) -> bool:
         return self._prior is not None and self._prior.leads(turn, *self._history.successes(), self._history.since_best)
 
-    def _next(self, study: Study, rng: Draws) -> int:
+    def _next(self, rng: Draws) -> int:
         turn = len(self._offered)
         if self._prior is None or self._is_guided(turn):
-            return self._propose(study, rng, turn, guided=self._prior is not None)
+            return self._propose(rng, turn, guided=self._prior is not None)
         while True:  # as a search without a prior, which finds the results of the rows that it shares with the other
             turn = len(self._offered) - len(self._guided)
-            row = self._propose(study, self._draws(turn), turn, guided=False)
+            row = self._propose(self._draws(turn), turn, guided=False)
             if row not in self._guided:
                 return row
             self._guided.remove(row)
@@ -624,7 +613,7 @@ class FeasibleGPSampler(RowSampler):
                 if ended is not None:
                     self._unguided.end(self._shared[row], *ended)
 
-    def _propose(self, study: Study, rng: Draws, turn: int, *, guided: bool) -> int:
+    def _propose(self, rng: Draws, turn: int, *, guided: bool) -> int:
         """Return the row that the search with the prior proposes, or that without, which may be a guided row."""
         history = self._history if guided else self._unguided
         if _is_starting(history):
@@ -647,11 +636,10 @@ class FeasibleGPSampler(RowSampler):
             return self._farthest(drawn[untaken[drawn]], [row for row in self._offered if row not in self._guided])
         state = (history.begun, history.ended)
         known, ranking = self._rankings.get((False, guided), ((), None))
-        if ranking is None or known != state or len(study.directions) > 1:
-            ranking = self._model(study, guided=guided).predict(_weights(study, rng), self._free(guided))
+        if ranking is None or known != state or self._objectives > 1:
+            ranking = self._model(guided=guided).predict(_weights(self._objectives, rng), self._free(guided))
             self._rankings[False, guided] = state, ranking
-        elif ranking.chosen is not None:
-            ranking.expect(ranking.chosen)
+        ranking.expect()
         free = self._free(guided)[ranking.rows]
         self.expected_gain = None
         if not free.any():
@@ -690,7 +678,7 @@ class FeasibleGPSampler(RowSampler):
             return int(ranking.rows[np.argmin(np.where(free, ranking.mean, np.inf))])
         return int(ranking.rows[best])
 
-    def _model(self, study: Study, *, guided: bool, compiled: bool = False) -> Surrogate:
+    def _model(self, *, guided: bool, compiled: bool = False) -> Surrogate:
         """Return the model with the newest hyperparameters; of a model of ``compiled`` rows, the caller sets these."""
         history = self._history if guided else self._unguided
         prior = self._prior if guided else None
@@ -701,12 +689,12 @@ class FeasibleGPSampler(RowSampler):
                 self._points,
                 self._embedding.groups,
                 history,
-                prior=prior if len(study.directions) == 1 else None,
+                prior=prior if self._objectives == 1 else None,
                 features=self._features if compiled else None,
                 max_first=_MAX_COMPILED if compiled else _MAX_TRIALS,
             )
         if model.update() and not compiled:
-            tried = history.rows[history.first_ended(model.fitted)]
+            tried = history.rows[history.order[: model.fitted]]
             rng = np.random.default_rng((self._seed, model.fitted))
             rows = rows_to_evaluate(self.candidates, model.best, tried, rng)
             model.set_rows(rows if model.prior is None else np.union1d(rows, model.prior.best[:_PRIOR_ROWS]))
@@ -725,6 +713,5 @@ def _is_starting(history: History) -> bool:
     return history.ended < STARTUP or history.first_success == history.ended
 
 
-def _weights(study: Study, rng: Draws) -> Floats:
-    objectives = len(study.directions)
+def _weights(objectives: int, rng: Draws) -> Floats:
     return rng().dirichlet(np.ones(objectives)) if objectives > 1 else np.ones(1)

@@ -96,7 +96,7 @@ class KernelTunerSampler(RowSampler):
                     self._note_time(tried)
             self._is_running = bool(wanted)
             self._wanted = deque(self._rows[wanted].tolist())
-            self._has_asked = self._has_asked or self._is_running or new > 0
+            self._has_asked |= self._is_running or new > 0
             if failure and not self._has_asked:
                 raise InputError(
                     f"Kernel Tuner's strategy {self._strategy} cannot search these {len(self._rows)} configurations "

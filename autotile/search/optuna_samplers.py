@@ -68,7 +68,7 @@ class FeasibleSampler(RowSampler):
         super().__init__(space, seed, available)
         self._inner, self._startup, self._draws = inner or partial(_tpe_over_rows, self.candidates), startup, draws
         self._storage = InMemoryStorage()
-        self._proxy: Study | None = None
+        self._private: Study | None = None
         """The private study."""
         self._proxies: dict[int, Trial] = {}
         """The open trials of the private study, by the number of the trial that each stands for."""
@@ -85,65 +85,63 @@ class FeasibleSampler(RowSampler):
         self._succeeded = 0
 
     def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        proxy, trial_id = self._open_proxy(study, number, rng)
+        proxy = self._open_proxy(study, number, rng)
         if self._ended < self._startup or not self._succeeded:
             row = self.candidates.uniform(rng)
         else:
             for _ in range(self._draws):
-                codes = self._draw(proxy, trial_id)
+                codes = self._draw(proxy)
                 row = int(self.candidates.free_rows_of(codes[None])[0])
                 if row >= 0:
                     break
             else:
                 row = self.candidates.nearest(codes, rng)
-        self._set_row(trial_id, row)
+        self._set_row(proxy, row)
         return row
 
     def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        self._set_row(self._open_proxy(study, number, rng)[1], row)
+        self._set_row(self._open_proxy(study, number, rng), row)
 
     def _learn(self, trial: FrozenTrial, row: int) -> None:
-        assert self._proxy is not None
         proxy = self._proxies.pop(trial.number)
         for name, violation in trial.constraints.items():
             proxy.set_constraint(name, violation)
         with quiet_optuna():
-            self._proxy.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
+            proxy.study.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
         if trial.state is not TrialState.FAIL:
             self._ended += 1
             self._succeeded += all(violation <= 0 for violation in trial.constraints.values())
 
-    def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> tuple[Study, int]:
-        """Open the proxy of a trial, for which a new wrapped sampler draws; return its study and its id."""
-        proxy = self._proxy
+    def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> Trial:
+        """Open the proxy of a trial, for which a new wrapped sampler draws."""
+        private = self._private
         with quiet_optuna():
-            if proxy is None:
-                proxy = self._proxy = optuna.create_study(
+            if private is None:
+                private = self._private = optuna.create_study(
                     storage=self._storage, directions=study.directions, sampler=RandomSampler()
                 )
-            proxy.sampler = self._inner(seed=int(rng.integers(2**31)))
-        opened = self._proxies[number] = proxy.ask()
-        study_id = self._storage.get_study_id_from_name(proxy.study_name)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, opened.number)
-        if isinstance(proxy.sampler, _KEEPS_STATE_IN_TRIALS):
-            self._draw(proxy, trial_id)
-        return proxy, trial_id
+            private.sampler = self._inner(seed=int(rng.integers(2**31)))
+        proxy = self._proxies[number] = private.ask()
+        if isinstance(private.sampler, _KEEPS_STATE_IN_TRIALS):
+            self._draw(proxy)
+        return proxy
 
-    def _draw(self, proxy: Study, trial_id: int) -> NDArray[np.int64]:
+    def _draw(self, proxy: Trial) -> NDArray[np.int64]:
         """Draw codes for an open proxy, shape (parameters,)."""
-        inner, trial = proxy.sampler, self._storage.get_trial(trial_id)
-        drawn = inner.sample_relative(proxy, trial, inner.infer_relative_search_space(proxy, trial))
+        study, trial = proxy.study, self._storage.get_trial(proxy._trial_id)
+        inner = study.sampler
+        drawn = inner.sample_relative(study, trial, inner.infer_relative_search_space(study, trial))
         codes = np.zeros(len(self.candidates.space.parameters), np.int64)
         for index, name, ordinals, distribution in self._axes:
             if name not in drawn:
-                drawn[name] = inner.sample_independent(proxy, trial, name, distribution)
+                drawn[name] = inner.sample_independent(study, trial, name, distribution)
             codes[index] = np.flatnonzero(ordinals == int(drawn[name]))[0]
         return codes
 
-    def _set_row(self, trial_id: int, row: int) -> None:
+    def _set_row(self, proxy: Trial, row: int) -> None:
         codes = self.candidates.space.codes[row]
         for index, name, ordinals, distribution in self._axes:
-            self._storage.set_trial_param(trial_id, name, float(ordinals[codes[index]]), distribution)
+            self._storage.set_trial_param(proxy._trial_id, name, float(ordinals[codes[index]]), distribution)
 
 
 _BATCH = 1024
@@ -161,8 +159,6 @@ class RowEstimator(_ParzenEstimator):
         """Draw points, of values by parameter, shape (size,) each."""
         parameters = self._candidates.space.parameters
         index = {each.name: position for position, each in enumerate(parameters) if len(each.values) > 1}
-        if self._search_space.keys() != index.keys():
-            return super().sample(rng, size)
         points = super().sample(rng, _BATCH)
         codes = np.zeros((_BATCH, len(parameters)), np.int64)
         for name, values in points.items():

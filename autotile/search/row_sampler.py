@@ -194,6 +194,8 @@ class RowSampler(BaseSampler):
         self._distributions = distributions_of(space.parameters)
         self._seed, self._in_order = seed, in_order
         self._lock = Lock()
+        self._objectives = 1
+        """Number of objectives of the study."""
         self._begun = 0
         self._seen = 0
         self._open: dict[int, int | None] = {}
@@ -253,6 +255,7 @@ class RowSampler(BaseSampler):
 
     def _observe(self, study: Study, current: int | None = None) -> None:
         """Take note of the trials that began or ended since the last call."""
+        self._objectives = len(study.directions)
         trials = study.get_trials(deepcopy=False)
         known = [n for n, row in self._open.items() if row is None or trials[n].state is not TrialState.RUNNING]
         for number in [*known, *range(self._seen, len(trials))]:

@@ -244,7 +244,6 @@ def sampler_entry(name: str) -> SamplerEntry:
     """
     if name.startswith(STRATEGY_PREFIX):
         strategy = name.removeprefix(STRATEGY_PREFIX)
-        own = _STRATEGY_PACKAGES.get(strategy)
         return SamplerEntry(
             f"Kernel Tuner's strategy {strategy}",
             "installed_strategies.KernelTunerSampler",
@@ -252,7 +251,7 @@ def sampler_entry(name: str) -> SamplerEntry:
             ("trials",),
             lookahead=Lookahead(1),  # a strategy waits for each time before it wants another
             multi_objective=False,
-            packages=(_KERNEL_TUNER, *([own] if own is not None else [])),
+            packages=(_KERNEL_TUNER, *filter(None, [_STRATEGY_PACKAGES.get(strategy)])),
             alternative="another strategy" if _strategy_names() else "another sampler",
         )
     if (entry := SAMPLERS.get(name)) is None:

@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from autotile.core.documents import attributes
 from autotile.core.model import OBJECTIVES, TIME, Config, Trial, Value, objective_values
 from autotile.errors import ConfigError, InputError
 from autotile.kernel.spec import Parameter
@@ -77,7 +78,7 @@ def attributes_of(trial: Trial) -> dict[str, str | int | float]:
     )
     for part, names in parts:
         if part is not None:
-            shown |= {name: getattr(part, name) for name in names}
+            shown |= attributes(part, *names)
     if trial.occupancy is not None:
         shown["limited_by"] = ", ".join(trial.occupancy.limited_by)
     if trial.measurement is not None:
@@ -216,9 +217,8 @@ class Search:
         self._distributions = distributions_of(space.parameters)
         self._first = deque(row for config in first if (row := space.row_of(config)) is not None)
         self._result = results_in_study(objectives)
-        self._pending: dict[int, optuna.Trial] = {}
-        """Rows that were proposed and not told, with their trials."""
-        self._nominated: set[int] = set()
+        self._pending: dict[int, optuna.Trial | None] = {}
+        """Rows that were proposed and not told, with their trials; None for one that was only nominated."""
         self._ahead = ahead
         self._gains: deque[float | None] = deque(maxlen=_EXPECTED_PROPOSALS)
         self._begun = 0
@@ -286,14 +286,14 @@ class Search:
             self._gains.clear()
             return None
         first = next((row for row in self._first if sampler.candidates.free[row]), None)
-        row = sampler.nominate(self.study, first)
+        row = sampler.nominate(first)
         self._gains.append(sampler.expected_gain)
-        self._nominated.add(row)
+        self._pending[row] = None
         return row, self.space.config(row)
 
     def set_aside(self, row: int) -> None:
         """Make a nominated row that was not measured available again."""
-        self._nominated.remove(row)
+        del self._pending[row]
         self.ranking.candidates.release(row)
 
     def close(self) -> None:
@@ -303,11 +303,11 @@ class Search:
     def add(self, trial: Trial) -> None:
         """Learn from a trial that was not measured here, if the space can express its configuration."""
         row = self.space.row_of(trial.config)
-        if row is not None and row in self._pending:
+        if row is not None and self._pending.get(row) is not None:
             self.tell(row, trial)
             return
         if row is not None:
-            self._nominated.discard(row)
+            self._pending.pop(row, None)
         config, known = trial.config, self._distributions
         if config.keys() == known.keys() and all(value in known[name].choices for name, value in config.items()):
             self.study.add_trial(frozen_trial(trial, known, *self._result(trial)))
@@ -346,21 +346,17 @@ class Search:
 
         Raise `ConfigError` if the row was not proposed, or was told already.
         """
-        if row in self._nominated:
-            self._nominated.remove(row)
-            state, values = self._result(trial)
-            if state is not TrialState.FAIL:
-                result = None if has_failed(trial) or values is None else tuple(values)
-                self.ranking.tell(row, result, relative_error(trial))
-            return
-        asked = self._pending.pop(row, None)
-        if asked is None:
+        if row not in self._pending:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
-        for name, value in attributes_of(trial).items():
-            asked.set_user_attr(name, value)
-        asked.set_constraint(FAILED, float(has_failed(trial)))
-        state, values = self._result(trial)
-        self.study.tell(asked, values, state)
+        asked, (state, values) = self._pending.pop(row), self._result(trial)
+        if asked is not None:
+            for name, value in attributes_of(trial).items():
+                asked.set_user_attr(name, value)
+            asked.set_constraint(FAILED, float(has_failed(trial)))
+            self.study.tell(asked, values, state)
+        elif state is not TrialState.FAIL:
+            result = None if has_failed(trial) or values is None else tuple(values)
+            self.ranking.tell(row, result, relative_error(trial))
 
     def _tell_replayed(self) -> None:
         """Tell the replayed trials that the next proposal would have known in their session."""
@@ -422,11 +418,11 @@ class Shortlist:
     @property
     def expected_gain(self) -> float | None:
         """Gain that is expected of the last 256 proposals together, see `Search.gain_of`."""
-        return self._search.gain_of(_EXPECTED_PROPOSALS)
+        return self._search.gain_of()
 
     def trials_until(self, gain: float) -> float | None:
         """Return the number of trials after which `expected_gain` is below ``gain``; None if that is not foreseen."""
-        proposals = self._search.proposals_until(gain, _EXPECTED_PROPOSALS)
+        proposals = self._search.proposals_until(gain)
         return None if proposals is None else proposals / self._lookahead.per_measured
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
@@ -470,7 +466,7 @@ class Shortlist:
         for row in compiled.keys() - self._described:
             self._describe(row, compiled[row])
         rows = list(compiled)
-        row = self._search.ranking.select(self._search.study, rows) if self._lookahead.ranks else rows[0]
+        row = self._search.ranking.select(rows) if self._lookahead.ranks else rows[0]
         self._begin(row)
         return row
 

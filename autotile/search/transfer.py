@@ -146,7 +146,7 @@ class ExpectedSpeeds:
         """Estimate the rank correlation of each source: the mean of the measured and the prior one by their trials."""
         correlations, count = self._correlations(tried, times_us)
         prior = _PRIOR_TRIALS * _PRIOR_CORRELATION
-        return np.asarray((prior + count * correlations) / (_PRIOR_TRIALS + count))
+        return (prior + count * correlations) / (_PRIOR_TRIALS + count)
 
     def _indices(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:
         """Return the index of each row among the predicted ones, and whether it is one of them."""

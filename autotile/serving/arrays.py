@@ -132,7 +132,9 @@ class TorchLibrary:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         # The function that PyTorch's own compiler uses; it takes a fortieth of the time of torch.cuda.current_stream.
-        self.stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._slow_stream)
+        self.stream: Callable[[int], int] = getattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda index: int(torch.cuda.current_stream(index).cuda_stream)
+        )
         """Function that returns the handle of PyTorch's current stream on a device."""
         self._allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -144,9 +146,6 @@ class TorchLibrary:
         names = (DTYPES[element_type].component.name, DTYPES[element_type].storage)
         dtypes = tuple(dict.fromkeys(getattr(self._torch, name) for name in names if hasattr(self._torch, name)))
         return ArraySpec(shapes, dtypes)
-
-    def _slow_stream(self, device_index: int) -> int:
-        return int(self._torch.cuda.current_stream(device_index).cuda_stream)
 
     def signature(self, arrays: Sequence[Any]) -> Signature:
         """Return the signature of tensors; an empty tuple if one is of another library or sparse."""
@@ -334,13 +333,11 @@ class CallArrays:
 
         Raise `ArgumentError` if there are too few or too many, or one has the wrong shape, dtype, layout or device.
         """
-        left_out = self._left_out(len(arrays))
-        buffers = self._spec.buffers
-        given = iter(arrays)
-        own = {b.name: self._checked(b, next(given)) for b in buffers if b.access not in left_out}
+        given = self._given(len(arrays))
+        views = {b.name: self._checked(b, array) for b, array in zip(given, arrays, strict=True)}
         full = self.complete(arrays)
-        new = {b.name: self._checked(b, array) for b, array in zip(buffers, full, strict=True) if b.name not in own}
-        return full, {**own, **new}
+        pairs = zip(self._spec.buffers, full, strict=True)
+        return full, views | {b.name: self._checked(b, array) for b, array in pairs if b.name not in views}
 
     def complete(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Return all arrays of a call: the given ones, and new ones of their library for outputs that were left out.
@@ -348,19 +345,14 @@ class CallArrays:
         Leading axes of extent 1 that the given arrays lack are also left out of the new ones. New in-out buffers are
         zeroed. Raise `ArgumentError` if there are too few or too many.
         """
-        left_out = self._left_out(len(arrays))
-        if not left_out:
+        given = {b.name: array for b, array in zip(self._given(len(arrays)), arrays, strict=True)}
+        if len(given) == len(self._spec.buffers):
             return tuple(arrays)
-        given = iter(arrays)
-        kept = [b for b in self._spec.buffers if b.access not in left_out]
-        missing = (
-            len(self.shapes[b.name]) - len(getattr(array, "shape", self.shapes[b.name]))
-            for b, array in zip(kept, arrays, strict=True)
-        )
+        missing = (len(self.shapes[n]) - len(getattr(array, "shape", self.shapes[n])) for n, array in given.items())
         dropped, full = min(missing, default=0), []
         for buffer in self._spec.buffers:
-            if buffer.access not in left_out:
-                full.append(next(given))
+            if buffer.name in given:
+                full.append(given[buffer.name])
                 continue
             shape, leading = self.shapes[buffer.name], 0
             while leading < min(dropped, len(shape)) and shape[leading] == 1:
@@ -379,12 +371,13 @@ class CallArrays:
             specs.append(library.spec(tuple(shapes), self._element_types[buffer.name]))
         return tuple(specs)
 
-    def _left_out(self, count: int) -> tuple[str, ...]:
-        """Return the kinds of buffers that a call with ``count`` arrays leaves out."""
+    def _given(self, count: int) -> list[BufferArgument]:
+        """Return the buffers of which a call with ``count`` arrays gives one each."""
         buffers = self._spec.buffers
         for left_out in ((), ("out",), ("out", "inout")):
-            if count == sum(1 for b in buffers if b.access not in left_out):
-                return left_out
+            given = [b for b in buffers if b.access not in left_out]
+            if count == len(given):
+                return given
         expected = ", ".join(f"{b.name} ({b.access})" for b in buffers)
         raise ArgumentError(f"{self._spec.name} takes the arrays {expected}; got {count}. Outputs may be left out")
 

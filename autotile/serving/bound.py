@@ -6,10 +6,10 @@ launcher. Code is a kernel in a configuration or a library (`autotile.serving.ch
 methods (`autotile.serving.launching`). A served kernel adopts another as a whole: choice, code and launcher.
 
 A look-up goes this way. `Dispatcher.get_best_kernel` finds an equal call in a dictionary. Otherwise it makes a
-`KernelRequest`, for which sources yield choices (`autotile.serving.selection`). An operation
-(`autotile.serving.operations`) adds sources over the requests of its kernels: measured times, a model of times,
-libraries, the nearest. Pins (`autotile.serving.pinning`) precede all sources. `Refresher` makes the same look-up again
-when results were stored, and has the served kernel adopt what it finds.
+`KernelRequest`, for which `autotile.serving.selection` chooses. An operation (`autotile.serving.operations`) chooses
+among its kernels and libraries by measured times, a model of times, or the nearest results. Pins
+(`autotile.serving.pinning`) precede all. `Refresher` makes the same look-up again when results were stored, and has the
+served kernel adopt what it finds.
 
 Modules, each using those before it only: arrays, choice, selection, launching, bound, racing, operations, refresh,
 pinning, dispatcher.
@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,15 +143,7 @@ class BoundKernel:
     tuned_on: str = _forwarded("choice.tuned_on", "Name of the GPU that it was tuned on; empty for the default.")
     tuned_at: datetime | None = _forwarded("choice.tuned_at", "Time at which the configuration was tuned (UTC).")
 
-    def __init__(
-        self,
-        code: Code,
-        choice: Choice,
-        device: DeviceProperties,
-        device_index: int | None,
-        *,
-        first_use: tuple[BoundKernel, Callable[..., None]] | None = None,
-    ) -> None:
+    def __init__(self, code: Code, choice: Choice, device: DeviceProperties, device_index: int | None) -> None:
         self.device = device
         self.choice = choice
         self.calls = 0
@@ -165,15 +157,15 @@ class BoundKernel:
         self._code = code
         self._device_index = device_index
         """CUDA device to launch on; None if it can only be inspected."""
-        self._first_use = first_use
+        self.first_use: tuple[BoundKernel, Callable[..., None]] | None = None
         """The kernel that is launched until the best few ways have been raced on the arrays of a call, and the function
         that has the fastest adopted then (`autotile.serving.racing`); None without a race."""
         self.find_stand_in: Callable[[], BoundKernel | None] | None = None
         """Function that returns what is served while the kernel is compiled, None for nothing; None if calls wait."""
         self._report_at = sys.maxsize
         self._report: Callable[[int], int] | None = None
-        outputs = [i for i, b in enumerate(code.definition.spec.buffers) if b.access != "in"]
-        self._only_output = outputs[0] if len(outputs) == 1 else None
+        self._outputs = itemgetter(*(i for i, b in enumerate(code.definition.spec.buffers) if b.access != "in"))
+        """Function that returns the output buffers of all arrays of a call, an only one by itself."""
         self._launcher: Launcher | None = None
         self._retired: tuple[object, ...] = ()
         """Launchers of earlier choices: their code may still run, or be part of a graph that the caller captured."""
@@ -366,8 +358,7 @@ class BoundKernel:
                 self.calls = calls = self.calls + 1
                 if calls >= self._report_at:
                     self._report_calls()
-                index = self._only_output
-                return launched[index] if index is not None else self._outputs(launched)
+                return self._outputs(launched)
         launcher = launcher or self._load_for(arrays, stream, scalars)
         launched = launcher.launch(arrays, stream, scalars)
         self.count_call()
@@ -382,7 +373,7 @@ class BoundKernel:
         """
         launcher = self._launcher
         if launcher is None:
-            if self._first_use is not None:
+            if self.first_use is not None:
                 return False
             launcher = self._load()
         if not launcher.launch_at(stream, pointers, starts=starts):
@@ -431,15 +422,10 @@ class BoundKernel:
         report = self._report
         self._report_at = report(self.calls) if report is not None else sys.maxsize
 
-    def _outputs(self, arrays: Sequence[Any]) -> Any:
-        buffers = self.definition.spec.buffers
-        outputs = tuple(array for b, array in zip(buffers, arrays, strict=True) if b.access != "in")
-        return outputs[0] if len(outputs) == 1 else outputs
-
     @property
     def is_loaded(self) -> bool:
         """Whether the kernel is compiled and loaded; before a race, what is launched until then."""
-        return self._launcher is not None or (self._first_use is not None and self._first_use[0].is_loaded)
+        return self._launcher is not None or (self.first_use is not None and self.first_use[0].is_loaded)
 
     def load(self, *, waits: bool = True) -> None:
         """Compile the kernel and load it; errors are those of a call.
@@ -483,14 +469,14 @@ class BoundKernel:
         first, second = sorted((self, other), key=id)  # in one order, whoever adopts whom
         with first._lock, second._lock:
             ours, theirs = (
-                (id(one.definition), one.choice.config, one.library, one._first_use) for one in (self, other)
+                (id(one.definition), one.choice.config, one.library, one.first_use) for one in (self, other)
             )
             if ours != theirs:
                 if self.is_loaded:
                     if other._launcher is None:
                         return False
-                    self._retired += (self._launcher or self._first_use,)
-                self._launcher, self._code, self._first_use = other._launcher, other._code, other._first_use
+                    self._retired += (self._launcher or self.first_use,)
+                self._launcher, self._code, self.first_use = other._launcher, other._code, other.first_use
             self.choice, self.find_ways = other.choice, other.find_ways or self.find_ways
         EPOCH.now = object()
         return True
@@ -511,7 +497,7 @@ class BoundKernel:
         device_index = self._launch_device()
         if self.find_stand_in is not None:
             self._stand_in()
-        first_use = self._first_use
+        first_use = self.first_use
         if first_use is not None:
             return first_use[0]._load()
         with self._lock:
@@ -528,11 +514,11 @@ class BoundKernel:
         There is none if the arrays or the stream do not allow it, and the next call tries again.
         """
         launcher = self._load()
-        if self._first_use is None or not _racing.acquire(blocking=False):
+        if self.first_use is None or not _racing.acquire(blocking=False):
             return launcher
         try:
-            if self._first_use is not None:
-                _, race = self._first_use
+            if self.first_use is not None:
+                _, race = self.first_use
                 race(self, arrays, stream=stream, scalars=scalars)
         finally:
             _racing.release()
@@ -543,7 +529,7 @@ class BoundKernel:
         with self._lock:
             find, self.find_stand_in = self.find_stand_in, None
             code, choice = self._code, self.choice
-        if find is None or self._first_use or choice.pinned:
+        if find is None or self.first_use or choice.pinned:
             return
         if not isinstance(code, KernelCode) or not code.needs_compiler():
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
@@ -37,8 +37,6 @@ from autotile.serving.selection import (
     Shelf,
     choose,
     choose_bundled,
-    exact,
-    neighbours,
     same_bits,
 )
 from autotile.settings import Numerics, absolute_path, read_settings, served_database
@@ -79,11 +77,9 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
         served = serve(self, *names, **given)
         # An equal call means the same later, in another working directory, too, unless it has a relative path.
         name, database = (names or (given.get("name"),))[0], given.get("database")
-        if given.get("strict") or given.get("bundle") is not None:
-            return served
-        if not (database is None or database == absolute_location(str(database))):
-            return served
-        if isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute():
+        is_relative = isinstance(name, str | os.PathLike) and is_path(str(name)) and not Path(name).is_absolute()
+        is_relative |= database is not None and database != absolute_location(str(database))
+        if is_relative or given.get("strict") or given.get("bundle") is not None:
             return served
         return self.served.keep(key, served)
 
@@ -92,7 +88,8 @@ def _kept(serve: Find[Arguments]) -> Find[Arguments]:
 
 def _stand_in(request: KernelRequest, chosen: Config, device_index: int | None) -> BoundKernel | None:
     """Return a kernel in the best other configuration that is valid for a problem and needs no compiler, or None."""
-    for choice in (*exact(request), *neighbours(request), Choice("default", request.kernel.spec.default)):
+    stored = map(request.choice_of, request.ranked)
+    for choice in (*stored, Choice("default", request.kernel.spec.default)):
         is_other = dict(choice.config) != dict(chosen) and request.allows(choice)
         if is_other and not (code := request.code(choice)).needs_compiler():
             return BoundKernel(code, choice, request.device, device_index)
@@ -138,9 +135,9 @@ class Dispatcher:
         self.served: RecentCache[tuple[object, ...], BoundKernel] = RecentCache(MAX_SERVED)
         """Kernels that `get_best_kernel` has returned, by its arguments."""
         self.find_served = self.served.get
-        self._bundles: dict[str, Bundle] = {}
-        self._operations: dict[str, Operation | None] = {}
-        """Operations by name or path; None for what is a kernel."""
+        self._open_bundle = cache(_bundle_at)
+        self._operation = cache(partial(named_operation, checks=False))
+        """Function that returns the operation that a name or path denotes; None if that is a kernel."""
         self._shelves: dict[tuple[object, ...], OperationShelf] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
@@ -293,8 +290,8 @@ class Dispatcher:
         _check_numerics(numerics)
         _check_types(bool, strict=strict, library=library, race=race, wait=wait)
         place = self.current_device() if device is None else device
-        chosen = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
-        chosen |= {"race": race, "wait": wait}
+        asked = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
+        chosen = {**asked, "race": race, "wait": wait}
         named = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]} | whole
         key = (place, kept, *named, *named.values())
         try:
@@ -309,8 +306,7 @@ class Dispatcher:
             if isinstance(kept, str):  # another process cannot find a kernel that an object of this one holds
                 given = whole if is_operation else kernel.problem.sizes
                 gpu, own = device if isinstance(device, str) else None, location or self._database
-                kernel.request = {"name": kept, "dtype": dtype, "device": gpu, "database": own, "bundle": origin}
-                kernel.request |= {"library": library, "numerics": numerics, **given}
+                kernel.request = {"name": kept, **asked, "device": gpu, "database": own, "bundle": origin, **given}
             served = self._keep(key, kernel, lookup)
         self._note(served)
         if strict and served.tier != "exact":
@@ -452,11 +448,6 @@ class Dispatcher:
             served.find_stand_in = partial(_stand_in, request, found.config, index)
         return served
 
-    def _open_bundle(self, path: str) -> Bundle:
-        from autotile.exchange.bundle import Bundle
-
-        return self._bundles.get(path) or self._bundles.setdefault(path, Bundle(Path(path)))
-
     @staticmethod
     def _waits(asked: Lookup | MatmulOptions) -> bool:
         """Return True if the first call waits for the compiler, so that nothing but the choice is ever launched."""
@@ -472,13 +463,15 @@ class Dispatcher:
         if lookup.bundle is not None:
             of_kernel = replace(lookup, dtype=problem.dtype, is_operation=False)
             served = shelf.serve_packed(
-                problem, lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own)), library=library
+                *(problem, self._open_bundle(lookup.bundle)),
+                lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own)),
+                library=library,
             )
         elif pin is not None and (way := pin.way_for(shelf, problem, library=library, numerics=lookup.numerics)):
             served = shelf.bind(way)
         else:
             may_race = self.may_race and lookup.numerics != "same" and not anew and pin is None
-            served = shelf.serve(problem, library=library, race=lookup.race, may_race=may_race)
+            served = shelf.serve(problem, library=library, race=(lookup.race or None) if may_race else False)
             if pin is None and not self._waits(lookup):
                 served.find_stand_in = partial(shelf.stand_in, problem, library=library)
         served.operation, served.library_allowed = problem, library
@@ -496,7 +489,6 @@ class Dispatcher:
                 *(operation, dtype, lookup.location if path is None else _NO_DATABASE),
                 partial(self._device, lookup.place),
                 _nvrtc_of if path is None else lambda _: "",
-                bundle=self._open_bundle(path) if path is not None else None,
                 l2=l2,
             )
         return shelf
@@ -509,12 +501,6 @@ class Dispatcher:
             return [served]
         shelf = self._shelf_for(load_operation(str(lookup.name), checks=False), served.operation.dtype, lookup)
         return shelf.contenders(served.operation, library=lookup.library)
-
-    def _operation(self, name: str) -> Operation | None:
-        """Return the operation that a name or path denotes; None if that is a kernel."""
-        if name not in self._operations:
-            self._operations[name] = named_operation(name, checks=False)
-        return self._operations[name]
 
     def matmul(
         self,
@@ -600,8 +586,8 @@ class Dispatcher:
         self.served.clear()
         if self._products is not None:
             self._products.clear()
-        self._bundles.clear()
-        self._operations.clear()
+        self._open_bundle.cache_clear()
+        self._operation.cache_clear()
         self._shelves.clear()
 
     def current_device(self) -> int | None:
@@ -650,7 +636,7 @@ class Dispatcher:
         """Return the error that strict serving raises instead of serving a fallback."""
         stored: Sequence[Winner]
         if bundle is not None and not served.is_library:
-            bundled = self._bundles[bundle].kernel(served.kernel)
+            bundled = self._open_bundle(bundle).kernel(served.kernel)
             stored, version = bundled.winners, bundled.nvrtc_version
         else:  # those of other versions of the kernel, too
             shelf = DatabaseShelf(location, served.problem.kernel, served.problem.dtype)
@@ -659,16 +645,18 @@ class Dispatcher:
         requested = key_of(served.definition, served.problem, served.device, nvrtc_version=version, l2_mode=self.l2)
         if not differences and stored:
             differences = min((key_differences(winner.key, requested) for winner in stored), key=len)
-        problem = f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback"
-        cure = "run `autotile tune`, or call without strict"
         if not stored:
-            return NotTunedError(f"{problem}: nothing is tuned for {served.problem.kernel}; {cure}")
-        if not differences:
-            return NotTunedError(
-                f"{problem} ({served.tier}): what was tuned for it breaks a rule or a limit here; {cure}", differences
-            )
-        listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
-        return NotTunedError(f"{problem} ({served.tier}): the nearest result differs in {listed}; {cure}", differences)
+            why, differences = f": nothing is tuned for {served.problem.kernel}", ()
+        elif not differences:
+            why = f" ({served.tier}): what was tuned for it breaks a rule or a limit here"
+        else:
+            listed = "; ".join(f"{name}: tuned {tuned}, requested {wanted}" for name, tuned, wanted in differences)
+            why = f" ({served.tier}): the nearest result differs in {listed}"
+        return NotTunedError(
+            f"{served.problem} on {served.device.name} is not tuned, and strict=True allows no fallback{why}; run "
+            "`autotile tune`, or call without strict",
+            differences,
+        )
 
 
 def state_of(l2: str | None, deployment: str | None) -> L2Mode | None:
@@ -699,6 +687,12 @@ def _check_numerics(numerics: object) -> None:
 
 def _bundle_path(bundle: str | Path | None) -> str | None:
     return str(absolute_path(bundle, "a bundle")) if bundle else None
+
+
+def _bundle_at(path: str) -> Bundle:
+    from autotile.exchange.bundle import Bundle
+
+    return Bundle(Path(path))
 
 
 def _whole_size(size: Any) -> Any:

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -46,17 +45,14 @@ from autotile.serving.selection import (
     KernelRequest,
     Shelf,
     choose,
-    exact,
-    first_allowed,
     model_of,
-    neighbours,
     packed_origin,
     stored_choice,
 )
 from autotile.settings import Numerics, read_settings
 
 if TYPE_CHECKING:
-    from autotile.exchange.bundle import Bundle, BundledCubin
+    from autotile.exchange.bundle import Bundle
     from autotile.families.operation_model import ModelCandidate
 
 _GEMM_SIZES = {"M", "N", "K"}
@@ -146,8 +142,8 @@ class OperationShelf:
     """Stored results of an operation for one dtype on one device, to be looked up by sizes.
 
     ``find_device`` returns the CUDA device, None if what is served can only be inspected, and its properties, given all
-    results; ``find_nvrtc`` the version of NVRTC. `serve_packed` serves from a ``bundle``. Times with the L2 cache in
-    another state than ``l2`` count only where there are no others.
+    results; ``find_nvrtc`` the version of NVRTC. Times with the L2 cache in another state than ``l2`` count only where
+    there are no others.
     """
 
     def __init__(
@@ -158,11 +154,9 @@ class OperationShelf:
         find_device: Callable[[Shelf], tuple[int | None, DeviceProperties]],
         find_nvrtc: Callable[[Shelf], str],
         *,
-        bundle: Bundle | None = None,
         l2: L2Mode = "cold",
     ) -> None:
         self.operation, self.dtype, self.l2 = operation, dtype, l2
-        self._bundle = bundle
         self._location = location
         self._signature, self._checked_s = file_signature(location), time.monotonic()
         members = operation.members_for(dtype)
@@ -206,25 +200,20 @@ class OperationShelf:
         names = {own, *self.members, *(f"{own}:{library.name}" for library in self.libraries)}
         return frozenset(one for one in read_file(self._location, CHANGES) or () if one[0] in names)
 
-    def serve(
-        self, problem: Problem, *, library: bool = True, race: bool = False, may_race: bool = True
-    ) -> BoundKernel:
+    def serve(self, problem: Problem, *, library: bool = True, race: bool | None = None) -> BoundKernel:
         """Return the best way to compute a problem, ready to be launched.
 
-        With ``race``, or by the setting, the first call races the best few ways if nothing was measured for the problem
-        and ``may_race`` allows it. Raise `InputError` if no kernel computes the problem on the device.
+        With ``race``, or by the setting if that is None, the first call races the best few ways if nothing was measured
+        for the problem. Raise `InputError` if no kernel computes the problem on the device.
         """
-        race = may_race and (race or self._races) and self.device_index is not None
-        way = OperationRequest(self, problem, library=library).ways()[0]
-        served = self.bind(way)
-        if race and served.tier != "exact":
+        served = self.bind(OperationRequest(self, problem, library=library).ways()[0])
+        races = self._races if race is None else race
+        if races and self.device_index is not None and served.tier != "exact":
             from autotile.serving.racing import adopt_fastest
 
             present = self.contenders(problem, library=library)
             if len(present) > 1:
-                race_all = partial(adopt_fastest, present, self.operation, self._location)
-                served = self.bind(way, first_use=(present[0], race_all))
-
+                served.first_use = present[0], partial(adopt_fastest, present, self.operation, self._location)
         served.find_ways = self.find_ways
         return served
 
@@ -236,7 +225,7 @@ class OperationShelf:
         is_library = present[0].is_library
         present += [self.bind(way) for way in called(request) if way.code.name not in names]
         if not self.model and is_library:
-            present += map(self.bind, islice(nearest(request), 1))
+            present += map(self.bind, nearest(request)[:1])
         return present
 
     def find_ways(self, problem: Problem, library: bool, kernels: bool) -> tuple[Contender, ...]:
@@ -247,9 +236,9 @@ class OperationShelf:
         if not kernels:
             ways = OperationRequest(self, problem, accepts=lambda _: False).ways()
             return tuple(way.contender for way in ways if way.code.library is not None)[:1]
-        shown: dict[tuple[str, tuple[tuple[str, Any], ...]], Contender] = {}
+        shown: dict[tuple[str, str], Contender] = {}
         for way in OperationRequest(self, problem, library=library, expected=SHOWN).ways():
-            shown.setdefault((way.code.name, tuple(way.choice.config.items())), way.contender)
+            shown.setdefault((way.code.name, config_key(way.choice.config)), way.contender)
         return tuple(shown.values())[:SHOWN]
 
     def stand_in(self, problem: Problem, *, library: bool) -> BoundKernel | None:
@@ -284,32 +273,31 @@ class OperationShelf:
         return None
 
     def serve_packed(
-        self, problem: Problem, find: Callable[[str, Sizes], BoundKernel], *, library: bool
+        self, problem: Problem, bundle: Bundle, find: Callable[[str, Sizes], BoundKernel], *, library: bool
     ) -> BoundKernel:
-        """Return the kernel or library that the bundle holds for a problem: exactly, by its model, or the nearest.
+        """Return the kernel or library that a bundle holds for a problem: exactly, by its model, or the nearest.
 
         ``find`` returns the best configuration that the bundle holds of a kernel, for sizes by the kernel's own names.
         That the bundle holds nothing for the problem is an `InputError`.
         """
         try:
-            nearest = _nearest_first(problem, self.operation.fitting(problem), find, lambda kernel: kernel.problem)[0]
+            nearest = _nearest_first(problem, self.operation.fitting(problem), find)[0]
         except InputError:
-            if (packed := self._expected_packed(problem, library=library)) is None:
+            if (packed := self._expected_packed(problem, bundle, library=library)) is None:
                 raise
             return packed
-        return nearest if nearest.tier == "exact" else self._expected_packed(problem, library=library) or nearest
+        return (
+            nearest if nearest.tier == "exact" else self._expected_packed(problem, bundle, library=library) or nearest
+        )
 
-    def _expected_packed(self, problem: Problem, *, library: bool) -> BoundKernel | None:
-        """Return the fastest by the model, of libraries and what the bundle holds; None without a model or any."""
-        bundle = self._bundle
-        if bundle is None:
-            return None
+    def _expected_packed(self, problem: Problem, bundle: Bundle, *, library: bool) -> BoundKernel | None:
+        """Return the fastest by the model, of libraries and what a bundle holds; None without a model or any."""
         request = OperationRequest(self, problem, library=library)
-        held: dict[str, dict[str, BundledCubin]] = {}
-        for name in request.fits.keys() & bundle.kernels:
-            if bundle.kernel(name).kernel.has_source_of(self.members[name].kernel):
-                own = request.problem_of(name)
-                held[name] = bundle.kernel(name).cubins_for(own, self.device.compute_capability)
+        held = {
+            name: bundle.kernel(name).cubins_for(request.problem_of(name), self.device.compute_capability)
+            for name in request.fits.keys() & bundle.kernels
+            if bundle.kernel(name).kernel.has_source_of(self.members[name].kernel)
+        }
         request.accepts = lambda one: config_key(one.config) in held.get(one.kernel, ())
         for way in expected(request):
             if not isinstance(way.code, KernelCode):
@@ -321,25 +309,24 @@ class OperationShelf:
             return self.bind(way._replace(code=code, choice=choice))
         return None
 
-    def bind(self, way: Way, *, first_use: Any = None) -> BoundKernel:
-        """Return a way to compute a problem as a served kernel; ``first_use`` is as for `BoundKernel`."""
+    def bind(self, way: Way) -> BoundKernel:
+        """Return a way to compute a problem as a served kernel."""
         choice = replace(way.choice, contenders=(way.contender,), unread=self.fault)
-        return BoundKernel(way.code, choice, self.device, self.device_index, first_use=first_use)
+        return BoundKernel(way.code, choice, self.device, self.device_index)
 
     def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> KernelRequest:
         """Return a problem of one of the kernels, by its name and its sizes."""
-        member = self.members[kernel]
-        problem = resolve_problem(member.kernel.spec, sizes, self.dtype)
-        of = member.kernel, problem, self.device, self.nvrtc_version, shelf or member.shelf
-        return KernelRequest(*of, l2=self.l2)
+        of, own = self.members[kernel].kernel, shelf or self.members[kernel].shelf
+        problem = resolve_problem(of.spec, sizes, self.dtype)
+        return KernelRequest(of, problem, self.device, self.nvrtc_version, own, l2=self.l2)
 
-    def _times_of(self, library: Library) -> dict[tuple[int, ...], Winner]:
-        """Return the stored times of a library on this GPU, by sizes and flags."""
+    def _times_of(self, library: Library) -> dict[tuple[int, ...], tuple[Choice, float]]:
+        """Return the stored results of a library on this GPU, each with its time, by sizes and flags."""
         operation = self.operation
         request = Problem(operation.name, {}, self.dtype)
         of = operation, request, self.device, library.name, library.version
         key = library_key(*of, nvrtc_version=self.nvrtc_version)
-        found: dict[tuple[int, ...], Winner] = {}
+        found: dict[tuple[int, ...], tuple[Choice, float]] = {}
         stored = DatabaseShelf(self._location, f"{operation.name}:{library.name}", self.dtype).winners
         for winner in sorted(stored, key=lambda winner: winner.key.l2_mode != self.l2):
             known = winner.key
@@ -349,7 +336,10 @@ class OperationShelf:
                 and winner.measurement is not None
                 and (not library.version or known.space_hash == key.space_hash)
             ):
-                found.setdefault(tuple([known.sizes.get(name, 0) for name in self.measured_names]), winner)
+                differences = (("l2_mode", known.l2_mode, self.l2),) if known.l2_mode != self.l2 else ()
+                choice = stored_choice(winner, "nearest" if differences else "exact", differences)
+                sizes = tuple([known.sizes.get(name, 0) for name in self.measured_names])
+                found.setdefault(sizes, (choice, winner.measurement.time_us))
         return found
 
 
@@ -382,7 +372,7 @@ class OperationRequest:
 
     def ways(self) -> list[Way]:
         """Return ways to compute the problem, the one to serve first."""
-        known, likely = list(measured(self)), list(expected(self))
+        known, likely = measured(self), list(expected(self))
         if known and likely and self.shelf.l2 != "eager":  # a model expects times of the GPU alone
             first, best = likely[0], known[0]
             if (
@@ -392,41 +382,39 @@ class OperationRequest:
                 and first.time_us * math.exp(_CLEARLY * (first.doubt or 0.0)) < best.time_us
             ):
                 return [first, *known, *likely[1:]]
-        return [*known, *likely] or list(called(self)) or list(nearest(self))
+        return [*known, *likely] or called(self) or nearest(self)
 
     def problem_of(self, name: str) -> Problem:
         """Return the problem by the names of one of the kernels that compute it; its sizes are not checked again."""
         kernel = self.shelf.members[name].kernel
         return Problem(kernel.name, {**kernel.spec.sizes, **self.fits[name]}, self.shelf.dtype)
 
-    def library_way(self, library: Library, choice: Choice, time_us: float | None, doubt: float | None = None) -> Way:
+    def library_way(
+        self, library: Library, choice: Choice, time_us: float | None = None, doubt: float | None = None
+    ) -> Way:
         """Return a library as a way to compute the problem."""
         name = next(iter(self.fits))
         code = LibraryCode(library, self.problem, self.shelf.members[name].kernel, self.fits[name])
         return Way(code, choice, time_us, doubt)
 
 
-def measured(request: OperationRequest) -> Iterator[Way]:
-    """Yield what was measured for exactly this problem on this GPU, the fastest first."""
+def measured(request: OperationRequest) -> list[Way]:
+    """Return the ways that were measured for exactly this problem on this GPU, the fastest first."""
     shelf, ways = request.shelf, []
     for name, sizes in request.fits.items():
         member = shelf.members[name]
         if not (stored := member.results.get(member.key_of_sizes(sizes))):
             continue
         of_kernel = shelf.request_for(name, sizes, Shelf(stored, checks=member.checks))
-        choice = first_allowed(of_kernel, exact, neighbours)
+        choice = of_kernel.stored()
         if choice is not None and choice.measurement is not None and choice.tier != "transferred":
             ways.append(Way(of_kernel.code(choice), choice, choice.measurement.time_us))
     key = tuple([request.problem.sizes[name] for name in shelf.measured_names])
     for library in request.libraries:
-        winner = shelf.library_times[library.name].get(key)
-        if winner is not None and winner.measurement is not None:
-            l2 = winner.key.l2_mode
-            differences = (("l2_mode", l2, shelf.l2),) if l2 != shelf.l2 else ()
-            choice = stored_choice(winner, "nearest" if differences else "exact", differences)
-            ways.append(request.library_way(library, choice, winner.measurement.time_us))
+        if (timed := shelf.library_times[library.name].get(key)) is not None:
+            ways.append(request.library_way(library, *timed))
     comparable = [way for way in ways if not any(name == "l2_mode" for name, *_ in way.choice.differences)]
-    yield from sorted(comparable or ways, key=lambda way: way.time_us or math.inf)
+    return sorted(comparable or ways, key=lambda way: way.time_us or math.inf)
 
 
 def expected(request: OperationRequest) -> Iterator[Way]:
@@ -434,10 +422,15 @@ def expected(request: OperationRequest) -> Iterator[Way]:
     shelf, own = request.shelf, {library.name: library for library in request.libraries}
     if shelf.model is None:
         return
-    sizes, fits, dtype = request.problem.sizes, request.fits, shelf.dtype
+    fits = request.fits
     learned_on = shelf.model.gpu_name if shelf.model.gpu_name != shelf.device.name else ""
-    options: dict[str, Any] = {"count": request.expected, "dtype": dtype, "accepts": request.accepts}
-    for one in shelf.model.choose(sizes, fits, shelf.specs, shelf.device, libraries=list(own), **options):
+    for one in shelf.model.choose(
+        *(request.problem.sizes, fits, shelf.specs, shelf.device),
+        libraries=list(own),
+        count=request.expected,
+        dtype=shelf.dtype,
+        accepts=request.accepts,
+    ):
         name, config = one.candidate.kernel, one.candidate.config
         choice = Choice("model", config, tuned_on=learned_on)
         if name in own:
@@ -450,14 +443,13 @@ def expected(request: OperationRequest) -> Iterator[Way]:
         yield Way(code, choice, one.time_us, one.doubt)
 
 
-def called(request: OperationRequest) -> Iterator[Way]:
-    """Yield the libraries, of which no time is known."""
-    for library in request.libraries:
-        yield request.library_way(library, Choice("library", {}), None)
+def called(request: OperationRequest) -> list[Way]:
+    """Return the libraries, of which no time is known."""
+    return [request.library_way(library, Choice("library", {})) for library in request.libraries]
 
 
-def nearest(request: OperationRequest) -> Iterator[Way]:
-    """Yield the kernels, that which was measured for the nearest problem first; none of them is an `InputError`."""
+def nearest(request: OperationRequest) -> list[Way]:
+    """Return the kernels, that which was measured for the nearest problem first; none of them is an `InputError`."""
     shelf = request.shelf
 
     def find(name: str, sizes: Sizes) -> Way:
@@ -466,17 +458,14 @@ def nearest(request: OperationRequest) -> Iterator[Way]:
         return Way(of_kernel.code(choice), choice)
 
     fits = [(shelf.members[name].member, sizes) for name, sizes in request.fits.items()]
-    yield from _nearest_first(request.problem, fits, find, lambda way: way.code.problem)
+    return _nearest_first(request.problem, fits, find)
 
 
 Found = TypeVar("Found", Way, BoundKernel)
 
 
 def _nearest_first(
-    problem: Problem,
-    fits: Iterable[tuple[Member, Sizes]],
-    find: Callable[[str, Sizes], Found],
-    problem_of: Callable[[Found], Problem],
+    problem: Problem, fits: Iterable[tuple[Member, Sizes]], find: Callable[[str, Sizes], Found]
 ) -> list[Found]:
     """Return a choice for each kernel, that which was measured for the nearest problem first."""
     found: list[tuple[tuple[Any, ...], Found]] = []
@@ -488,7 +477,7 @@ def _nearest_first(
             # Measured on this GPU, on another, not at all, and what must be measured; the distance; the time.
             place = {"transferred": 1, "default": 2}.get(choice.tier, 0)
             order = 3 if place and member.measured_only else place
-            distance = size_distance(choice.tuned_sizes or {}, problem_of(one).sizes)
+            distance = size_distance(choice.tuned_sizes or {}, {**member.load().spec.sizes, **sizes})
             found.append(((order, distance, tuned.time_us if tuned is not None else math.inf), one))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -331,9 +332,11 @@ class Pins:
             return here
         if not self._is_decided:
             settings = read_settings()
-            if settings.pin is None and settings.pin_strict:
+            if settings.pin is not None:
+                with _setting_lock:
+                    self._pin = _pin_of_setting(settings.pin, settings.pin_strict, os.getpid())
+            elif settings.pin_strict:
                 raise PinError("only pinned choices are allowed (AUTOTILE_PIN_STRICT), but AUTOTILE_PIN names no file")
-            self._pin = _pin_of_setting(settings.pin, strict=settings.pin_strict) if settings.pin is not None else None
             self._is_decided = True
         return self._pin
 
@@ -433,23 +436,18 @@ class Pins:
         self._put_in_force(pin, checked)
 
 
-_by_setting: dict[tuple[Path, bool, int], Pin] = {}
-_by_setting_lock = threading.Lock()
+_setting_lock = threading.Lock()
 
 
-def _pin_of_setting(path: Path, *, strict: bool) -> Pin:
-    """Return the choices of the file that the setting names, the same for all dispatchers of a process."""
-    key = path, strict, os.getpid()
-    with _by_setting_lock:
-        pin = _by_setting.get(key)
-        if pin is None:
-            exists = path.exists()
-            if strict and not exists:
-                raise PinError(
-                    f"there is no file {path}, and no other choices are allowed (AUTOTILE_PIN_STRICT); correct "
-                    "AUTOTILE_PIN, or let a program write the file without AUTOTILE_PIN_STRICT first"
-                )
-            choices = read_choices(path) if exists else []
-            pin = _by_setting[key] = Pin(str(path), choices, strict=strict, path=None if exists else path)
-            at_exit(pin.flush_quietly)
-        return pin
+@cache
+def _pin_of_setting(path: Path, strict: bool, process: int) -> Pin:
+    """Return the choices of the file that the setting names, the same for all dispatchers of a ``process``."""
+    exists = path.exists()
+    if strict and not exists:
+        raise PinError(
+            f"there is no file {path}, and no other choices are allowed (AUTOTILE_PIN_STRICT); correct AUTOTILE_PIN, "
+            "or let a program write the file without AUTOTILE_PIN_STRICT first"
+        )
+    pin = Pin(str(path), read_choices(path) if exists else [], strict=strict, path=None if exists else path)
+    at_exit(pin.flush_quietly)
+    return pin

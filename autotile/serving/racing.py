@@ -122,8 +122,9 @@ def race_as_launched(contenders: Sequence[BoundKernel]) -> list[Raced]:
     first, torch = contenders[0], sys.modules.get("torch")
     device, spec, cupy = first._launch_device(), first.definition.spec, load_cupy()
     with cupy.cuda.Device(device):
-        has_torch = torch is not None and torch.cuda.is_available()
-        like = torch.empty(0, device=f"cuda:{device}") if torch is not None and has_torch else None
+        like = None
+        if torch is not None and torch.cuda.is_available():
+            like = torch.empty(0, device=f"cuda:{device}")
         arrays = []
         for buffer in spec.buffers:
             if buffer.access == "in":
@@ -150,29 +151,30 @@ def race(
     """
     ordered = sorted(contenders, key=lambda one: not one.is_library)
     try:
-        scratch = _RaceOutputs(ordered[0], arrays)
-        return _race(ordered, scratch, scalars, is_eager=is_eager) if scratch.is_raceable else None
+        scratch = _scratch_of(ordered[0], arrays)
+        return _race(ordered, scratch, scalars, is_eager=is_eager) if scratch is not None else None
     except load_cupy().cuda.memory.OutOfMemoryError:
         return []
 
 
 def _race(
-    ordered: Sequence[BoundKernel], scratch: _RaceOutputs, scalars: Mapping[str, float], *, is_eager: bool
+    ordered: Sequence[BoundKernel], scratch: Scratch, scalars: Mapping[str, float], *, is_eager: bool
 ) -> list[Raced]:
+    expected, written, restore, agree = scratch
     budget_us = _EAGER_BUDGET_US if is_eager else BUDGET_US
     spent_us, entrants, once_us = 0.0, [], {}
     for number, kernel in enumerate(ordered):
         with suppress(Exception):  # what fails to compile, or to run, leaves the race
             kernel.load()
-            target = scratch.expected if number == 0 else scratch.written
+            target = expected if number == 0 else written
             if kernel.is_library:  # its first call of a process loads code, for longer than a race may take
-                scratch.restore(target)
+                restore(target)
                 kernel(*target, **scalars)
                 load_cupy().cuda.get_current_stream().synchronize()
-            scratch.restore(target)
+            restore(target)
             once_us[kernel] = _time_on_device(event_timer(partial(kernel, *target, **scalars), lambda: None))
             spent_us += once_us[kernel]
-            if number == 0 or scratch.agrees():
+            if number == 0 or agree():
                 entrants.append(Raced(kernel, [], "eager" if is_eager else "cold"))
         if number == 0 and (not entrants or len(ordered) * spent_us > budget_us):
             return []
@@ -192,7 +194,7 @@ def _race(
     samples: list[tuple[Callable[[], float], int]] = []
     """Of each entrant, the function that times a sample, and its number of launches."""
     for one in entrants:
-        launch = partial(one.kernel, *scratch.written, **scalars)
+        launch = partial(one.kernel, *written, **scalars)
         if is_eager:
             count = int(min(max(_BATCH_US / once_us[one.kernel], 3), _BATCH))
             samples.append((partial(_time_by_host, launch, count), count))
@@ -215,61 +217,61 @@ def _race(
 _COMPARED = {"float64", "float32", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32", "uint32"}
 
 
-class _RaceOutputs:
-    """Copies of the outputs of a call, so that contenders write nothing of the caller's.
+Scratch = tuple[list[Any], list[Any], Callable[[Sequence[Any]], None], Callable[[], bool]]
+"""Arrays of a call with copies in place of the outputs, for the results that are expected and for those of the others;
+a function that gives outputs that are also read their content, and one that tells whether both sets of outputs are
+equal, up to the rounding of their sums."""
 
-    ``expected`` and ``written`` are arrays of a call with copies in place of the outputs, if ``is_raceable``: no output
-    overlaps another array, and the results can be compared.
+
+def _scratch_of(kernel: BoundKernel, arrays: Sequence[Any]) -> Scratch | None:
+    """Copy the outputs of a call, so that contenders write nothing of the caller's.
+
+    None if an output overlaps another array, or the results cannot be compared.
     """
+    spec, problem = kernel.definition.spec, kernel._code.problem
+    full, views = CallArrays(spec, problem, kernel.config or spec.default, kernel._launch_device()).check(arrays)
+    types = [b.element_type(problem.dtype, problem.sizes) for b in spec.buffers]
+    given = [views[b.name] for b in spec.buffers]
+    outputs = [i for i, b in enumerate(spec.buffers) if b.access != "in"]
+    ranges = [(view.data.ptr, view.data.ptr + view.nbytes) for view in given]
+    overlaps = any(
+        ranges[i][0] < ranges[j][1] and ranges[j][0] < ranges[i][1]
+        for i in outputs
+        for j in range(len(ranges))
+        if i != j
+    )
+    if overlaps or not all(types[i] in _COMPARED for i in outputs):
+        return None
+    inputs = [DTYPES[kind] for i, kind in enumerate(types) if i not in outputs]
+    terms = max(problem.sizes.values(), default=1)
+    tolerances = {i: 2 * output_tolerance(DTYPES[types[i]], inputs, terms) for i in outputs}
+    expected, written = list(full), list(full)
+    for made in (expected, written):
+        for i in outputs:
+            made[i] = new_array(full[i], tuple(given[i].shape), types[i], zeroed=False)
 
-    def __init__(self, kernel: BoundKernel, arrays: Sequence[Any]) -> None:
-        spec, problem = kernel.definition.spec, kernel.problem
-        own = kernel._code.problem
-        full, views = CallArrays(spec, own, kernel.config or spec.default, kernel._launch_device()).check(arrays)
-        self._buffers = spec.buffers
-        self._types = [b.element_type(problem.dtype, problem.sizes) for b in self._buffers]
-        self._views = [views[b.name] for b in self._buffers]
-        self._outputs = [i for i, b in enumerate(self._buffers) if b.access != "in"]
-        ranges = [(view.data.ptr, view.data.ptr + view.nbytes) for view in self._views]
-        self.is_raceable = all(self._types[i] in _COMPARED for i in self._outputs) and not any(
-            ranges[i][0] < ranges[j][1] and ranges[j][0] < ranges[i][1]
-            for i in self._outputs
-            for j in range(len(ranges))
-            if i != j
-        )
-        inputs = [DTYPES[self._types[i]] for i in range(len(self._buffers)) if i not in self._outputs]
-        terms = max(problem.sizes.values(), default=1)
-        self._tolerances = {i: 2 * output_tolerance(DTYPES[self._types[i]], inputs, terms) for i in self._outputs}
-        self.expected: list[Any] = []
-        self.written: list[Any] = []
-        for made in (self.expected, self.written) if self.is_raceable else ():
-            made.extend(full)
-            for i in self._outputs:
-                shape = tuple(self._views[i].shape)
-                made[i] = new_array(full[i], shape, self._types[i], zeroed=False)
+    def view(arrays: Sequence[Any], i: int) -> Any:
+        return as_bits(as_cupy(arrays[i], "scratch"), types[i])
 
-    def restore(self, arrays: Sequence[Any]) -> None:
-        """Give outputs that are also read their content."""
-        for i in self._outputs:
-            if self._buffers[i].is_read:
-                as_bits(as_cupy(arrays[i], "scratch"), self._types[i])[...] = self._views[i]
+    def restore(arrays: Sequence[Any]) -> None:
+        for i in outputs:
+            if spec.buffers[i].is_read:
+                view(arrays, i)[...] = given[i]
 
-    def agrees(self) -> bool:
-        """Return True if both sets of outputs are equal, up to the rounding of their sums."""
+    def agree() -> bool:
         cupy = load_cupy()
-        for i in self._outputs:
-            x, y = (
-                as_bits(as_cupy(arrays[i], "scratch"), self._types[i]).ravel()
-                for arrays in (self.expected, self.written)
-            )
+        for i in outputs:
+            x, y = view(expected, i).ravel(), view(written, i).ravel()
             for start in range(0, x.size, _CHUNK):
-                a, b = (_values(v[start : start + _CHUNK], self._types[i]) for v in (x, y))
+                a, b = (_values(v[start : start + _CHUNK], types[i]) for v in (x, y))
                 finite = cupy.where(cupy.isfinite(a), a, 0)
                 rms = cupy.sqrt(cupy.mean(finite * finite))
-                is_close = cupy.abs(a - b) <= self._tolerances[i] * cupy.maximum(cupy.abs(finite), rms)
+                is_close = cupy.abs(a - b) <= tolerances[i] * cupy.maximum(cupy.abs(finite), rms)
                 if not bool((is_close | (a == b) | (cupy.isnan(a) & cupy.isnan(b))).all()):
                     return False
         return True
+
+    return expected, written, restore, agree
 
 
 def _values(stored: Any, element_type: str) -> Any:

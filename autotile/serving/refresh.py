@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -81,9 +82,9 @@ class _Watched(msgspec.Struct, eq=False):
         if not self.is_listed:
             counter._list(self)
         if time.monotonic() >= counter._resume_s:
-            counter._write(counter._watched, _CALL_TIMEOUT_S, wait_s=0.0)
+            counter._write(counter._watched)
         elif calls == 1 and not counter._failed:
-            counter._write([self], _CALL_TIMEOUT_S, wait_s=0.0)
+            counter._write([self])
         return 2 * calls
 
 
@@ -119,7 +120,7 @@ class MissCounter:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
         kernel.report_calls(None)
         found = [watched for watched in list(self._watched) if watched.kernel is kernel]
-        self._write(found, _CALL_TIMEOUT_S, wait_s=_CALL_TIMEOUT_S)
+        self._write(found, wait_s=_CALL_TIMEOUT_S)
         for watched in found:
             with suppress(ValueError):  # another thread has shortened the list
                 self._watched.remove(watched)
@@ -139,14 +140,14 @@ class MissCounter:
             self._process = os.getpid()
             at_exit(self.flush)
         if len(self._watched) >= _MAX_WATCHED:
-            self._write(self._watched, _CALL_TIMEOUT_S, wait_s=0.0)
+            self._write(self._watched)
             for one in self._watched[: _MAX_WATCHED // 2]:
                 one.is_listed = False
             del self._watched[: _MAX_WATCHED // 2]
         watched.is_listed = True
         self._watched.append(watched)
 
-    def _write(self, watched: Iterable[_Watched], timeout_s: float, wait_s: float) -> None:
+    def _write(self, watched: Iterable[_Watched], timeout_s: float = _CALL_TIMEOUT_S, wait_s: float = 0.0) -> None:
         """Write the counts that the database does not have; those that cannot be written are kept for the next time.
 
         Wait ``timeout_s`` for a locked database at most, and ``wait_s`` for another thread that is writing.
@@ -188,14 +189,10 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
         else:
             from autotile.database.database import Database
 
-            url = place.reveal().render_as_string(hide_password=False)
-            with FORK_LOCK:
-                present = Database.open_readonly(url, server_timeout_s=SERVER_TIMEOUT_S)
-                if present is None:  # no tables are created for it
-                    return False
-                present.close()
-                with Database.open(url, server_timeout_s=SERVER_TIMEOUT_S) as database:
-                    database.add_misses(misses)
+            if not read_server(location, lambda _: True):  # no tables are created for it
+                return False
+            with FORK_LOCK, Database.open(location, server_timeout_s=SERVER_TIMEOUT_S) as database:
+                database.add_misses(misses)
     except Exception:  # a database must not disturb the program, which has launched its kernel
         return False
     for one, total in zip(watched, totals, strict=True):
@@ -205,6 +202,8 @@ def _write(location: str, watched: list[_Watched], timeout_s: float) -> bool:
 
 Pause = Callable[[float], object]
 
+_location = attrgetter("lookup.location")
+"""Returns the path or URL of the database that a dispatcher serves a kernel from."""
 _SERVER_INTERVAL_S = 60.0
 """Minimum time between two queries of a database server, which thousands of processes may share."""
 _SHARE = 0.1
@@ -328,12 +327,6 @@ class Refresher:
         """Count the calls of a kernel if it is a fallback."""
         if kernel.tier != "exact" and kernel.can_launch and not kernel.is_library:
             self._misses.watch(_location(kernel), kernel)
-
-
-def _location(kernel: BoundKernel) -> str:
-    """Return the path or URL of the database that a dispatcher serves a kernel from."""
-    assert kernel.lookup is not None
-    return kernel.lookup.location
 
 
 class _RefreshThread(AsideThreads):

@@ -1,15 +1,15 @@
-"""Sources of choices for a problem of a kernel, the filter of what they yield, and the comparison of neighbours.
+"""The choice for a problem of a kernel: results that may be served, and the comparison of neighbours.
 
 All that serving reads of a database is read here. A shelf holds the results of a kernel: a database with those that
 ship with autotile, a bundle, or what a program states. A database that is missing or cannot be read counts as empty.
 
-A source yields choices for a request, the best first, and reads the shelf no further than it is asked. `exact` results
-are served as they are. Otherwise `rules` of families and `neighbours`, results of other sizes and GPUs, are compared
-with the base, what an empty database would serve: a shipped rule, or the `untuned` configuration unless a shipped
-neighbour is expected to be faster. A rule that is in force is served unless it is expected to be slower, by more than
-the doubt; a neighbour only if it is expected to be faster, by more than the doubt (`autotile.families.preference`).
+A shelf is read no further than a request needs. Results of exactly its problem are served as they are. Otherwise rules
+of families and neighbours, results of other sizes and GPUs, are compared with the base, what an empty database would
+serve: a shipped rule, or the `untuned` configuration unless a shipped neighbour is expected to be faster. A rule that
+is in force is served unless it is expected to be slower, by more than the doubt; a neighbour only if it is expected to
+be faster, by more than the doubt (`autotile.families.preference`).
 
-The filter `KernelRequest.allows` holds for every source. A result of another version of the kernel is never served, as
+The filter `KernelRequest.allows` holds for all of them. A result of another version of the kernel is never served, as
 it was not verified for this one. Neither is one that was tuned for distant sizes and that a search would not try at
 these. A configuration that breaks a rule or a limit at these sizes or on this device is skipped; so is one that, with
 the resources it was compiled to where it was tuned, could not run here or would violate the limits of the search-space
@@ -25,15 +25,16 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Text, convert
+from autotile.core.documents import Text, attributes, convert
 from autotile.core.forks import FORK_LOCK, cached_property
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
@@ -139,7 +140,7 @@ class DatabaseShelf:
         They are kept by `config_key` until the file changes, for look-ups of new sizes.
         """
         digest = winner.key.digest
-        keys = [config_key(config) for config in configs]
+        keys = dict.fromkeys(map(config_key, configs))
         signature = file_signature(self._location)  # none of a server's database
         known = self._location, digest, *keys, signature
         if signature is not None and (found := _FINALISTS.get(known)) is not None:
@@ -220,6 +221,8 @@ _TIERS: tuple[Tier, ...] = ("exact", "family", "nearest", "transferred", "defaul
 """Tiers of a kernel's own results, best first; ``model`` and ``library`` are those of operations."""
 _NEAR_DOUBLINGS = 1.0
 """Distance up to which a tuned configuration is served even if a search would not try it for the requested sizes."""
+_device_of = attrgetter("gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes")
+"""Returns the fields of a key by which its device is told from others."""
 _FREE_FIELDS = ("sizes", "nvrtc_version", "l2_mode")
 """Key fields in which a rule may differ from the request: its sizes are the family's, the others are reported."""
 
@@ -243,10 +246,14 @@ class KernelRequest:
     @cached_property
     def ranked(self) -> list[Winner]:
         """Winners of this version of the kernel, the best tier first, in each the nearest first."""
-        fields = ("dtype", "template_hash", "space_hash", "options")
-        wanted = [getattr(self.key, name) for name in fields]
-        current = [one for one in self.shelf.winners if [getattr(one.key, name) for name in fields] == wanted]
-        return sorted(current, key=self.rank)
+        version_of = attrgetter("dtype", "template_hash", "space_hash", "options")
+        wanted = version_of(self.key)
+        return sorted((one for one in self.shelf.winners if version_of(one.key) == wanted), key=self.rank)
+
+    def stored(self, tier: Tier | None = None) -> Choice | None:
+        """Return the first of the `ranked` results, or of those of a tier, that may be served; None without one."""
+        of_tier = (one for one in self.ranked if tier is None or self.tier_of(one.key) == tier)
+        return next(filter(self.allows, map(self.choice_of, of_tier)), None)
 
     @cached_property
     def wrong(self) -> set[str]:
@@ -333,64 +340,38 @@ def stored_choice(
     )
 
 
-def exact(request: KernelRequest) -> Iterator[Choice]:
-    """Yield the results of exactly this problem: the user's own by its key, then those among all."""
-    if isinstance(request.shelf, DatabaseShelf):
-        yield from map(request.choice_of, request.shelf.own(request.key))
-    yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) == "exact")
-
-
-def neighbours(request: KernelRequest) -> Iterator[Choice]:
-    """Yield the results of other sizes, compilers and GPUs, those of this GPU first."""
-    yield from (request.choice_of(winner) for winner in request.ranked if request.tier_of(winner.key) != "exact")
-
-
-def rules(request: KernelRequest) -> Iterator[Choice]:
-    """Yield what each rule in force of a family with the problem chooses."""
-    yield from (found[-1] for _, found in _by_rules(request, request.shelf.rules) if found is not None)
-
-
-def first_allowed(request: KernelRequest, *sources: Callable[[KernelRequest], Iterator[Choice]]) -> Choice | None:
-    """Return the first choice of several sources, in their order, that may be served; None if there is none."""
-    return next(filter(request.allows, chain.from_iterable(source(request) for source in sources)), None)
-
-
 def choose(request: KernelRequest) -> Choice:
     """Return the best choice for a problem."""
-    found = first_allowed(request, exact)
-    if found is None and not request.shelf.compares:
-        found = first_allowed(request, rules, neighbours)
-    if found is not None or not request.shelf.compares:
-        return found or untuned(request)
-    known = list(request.shelf.rules)
+    shelf = request.shelf
+    # The user's own result by its key, which needs no others to be read.
+    own = map(request.choice_of, shelf.own(request.key) if isinstance(shelf, DatabaseShelf) else ())
+    if (found := next(filter(request.allows, own), None) or request.stored(tier="exact")) is not None:
+        return found
+    known = list(shelf.rules)
+    if not shelf.compares:
+        return _followed(request, known, None)[0] or request.stored() or untuned(request)
     base, _ = _followed(request, (rule for rule in known if rule.shipped), None)
     if base is None:  # else the space may have to be enumerated
         base = _displaced(request, untuned(request), shipped=True, trusted=True)
     by_rule, unapplied = _followed(request, (rule for rule in known if not rule.shipped), base)
     if by_rule is not None:
         return by_rule
-    return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=request.shelf.bundled)
+    return _displaced(request, replace(base, unapplied=unapplied), shipped=False, trusted=shelf.bundled)
 
 
-def _device_of(key: TuningKey) -> tuple[str, str, int, int]:
-    return key.gpu_name, key.compute_capability, key.sm_count, key.smem_per_block_optin_bytes
+def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
+    """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed.
 
-
-def _by_rules(
-    request: KernelRequest, stored: Iterable[StoredRule]
-) -> Iterator[tuple[StoredRule, tuple[int, Winner, Choice] | None]]:
-    """Yield each rule for the problem, if it is in force with the number of a configuration, its result and the choice.
-
-    The result is that at the nearest point where the configuration was timed.
+    It is a configuration that may be served, with its result at the nearest point where it was timed.
     """
-    sizes = request.problem.sizes
+    reason, sizes = "", request.problem.sizes
     for one in stored:
         rule = one.rule
-        is_applicable = replace(one.key, **{name: getattr(request.key, name) for name in _FREE_FIELDS}) == request.key
+        is_applicable = replace(one.key, **attributes(request.key, *_FREE_FIELDS)) == request.key
         if not is_applicable or sizes not in rule.family:
             continue
         if not rule.in_force:
-            yield one, None
+            reason = reason or f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
             continue
         lost = rule.mean_held_out
         description = (
@@ -412,27 +393,19 @@ def _by_rules(
             )
             choice = replace(request.choice_of(winner), tier="family", rule=description)
             if request.allows(choice):
-                yield one, (number, winner, choice)
                 break
-
-
-def _followed(request: KernelRequest, stored: Iterable[StoredRule], base: Choice | None) -> tuple[Choice | None, str]:
-    """Return the choice of the first rule that is not expected to be slower than a base; else why none is followed."""
-    reason = ""
-    for one, found in _by_rules(request, stored):
-        rule = one.rule
-        if found is None:
-            reason = reason or f"A rule was learned for the family {rule.family}, but is not in force: {rule.verdict}."
+        else:
             continue
-        (number, winner, choice), compared = found, None
-        if base is not None:
-            from autotile.families.preference import Tuned
+        if base is None:
+            return choice, ""
+        from autotile.families.preference import Tuned
 
-            name, point = config_key(winner.config), rule.nearest_point(number, request.problem.sizes, won=True)
-            sizes = point.sizes if point is not None else choice.tuned_sizes or {}
-            times_us = point.times_by_config(rule.configs) if point is not None else {}
-            tuned = Tuned(sizes, one.device, {name: winner.config}, times_us)
-            compared = _compared(request, base, [(tuned, {name: winner})])
+        name, point = config_key(winner.config), rule.nearest_point(number, sizes, won=True)
+        times_us = point.times_by_config(rule.configs) if point is not None else {}
+        tuned = Tuned(
+            point.sizes if point is not None else winner.key.sizes, one.device, {name: winner.config}, times_us
+        )
+        compared = _compared(request, base, [(tuned, {name: winner})])
         if compared is None:
             return choice, ""
         _, verdict = compared
@@ -462,7 +435,7 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
         for place, one in enumerate(near):
             found: Mapping[str, Winner] = {}
             if not shipped and place < WITH_FINALISTS and isinstance(request.shelf, DatabaseShelf):
-                found = request.shelf.finalists(one, [default] if base.config == default else [default, base.config])
+                found = request.shelf.finalists(one, [default, base.config])
             key = config_key(one.config)
             known = {**found, key: one}
             times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}
@@ -542,13 +515,13 @@ def untuned(request: KernelRequest) -> Choice:
         if is_valid:  # the space is too large to enumerate
             return default
         raise
-    if estimates and (fastest := _fastest(request, space, beside=default.config if is_served else None)) is not None:
+    if estimates and (fastest := _fastest(request, space, beside_default=is_served)) is not None:
         return fastest
     return default if is_served else Choice("default", space.config(0))
 
 
-def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | None) -> Choice | None:
-    """Return the configuration of the least estimate; None without estimates, or if ``beside`` may be as fast."""
+def _fastest(request: KernelRequest, space: SearchSpace, *, beside_default: bool) -> Choice | None:
+    """Return the configuration of the least estimate; None without any, or if the default beside it may be as fast."""
     import numpy as np
 
     from autotile.core.text import plural
@@ -558,11 +531,11 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
     spec, problem, device, codes = request.kernel.spec, request.problem, request.device, space.codes
     if len(codes) > _MAX_ROWS:
         codes = codes[random.Random(0).sample(range(len(codes)), _MAX_ROWS)]  # numpy.random takes long to import
-    if beside is not None:
-        codes = np.concatenate([SearchSpace.of(spec, [beside]).codes.astype(codes.dtype), codes])
+    if beside_default:
+        codes = np.concatenate([SearchSpace.of(spec, [spec.default]).codes.astype(codes.dtype), codes])
     tried = replace(space, codes=np.asfortranarray(codes))
     found = estimate_times(spec, problem, device, tried)
-    if found is None or (beside is not None and not found.is_declared):
+    if found is None:
         return None
 
     def launch(row: int) -> str:
@@ -570,14 +543,14 @@ def _fastest(request: KernelRequest, space: SearchSpace, *, beside: Config | Non
         busy = f"{min(blocks, device.sm_count)} of {device.sm_count} SMs"
         return f"{plural(blocks, 'block')} of {threads} threads on {busy}"
 
-    least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside is not None else np.inf
+    least = float(found.time_us[0]) / CONFIDENT_FACTOR if beside_default else np.inf
     for row in np.argsort(found.time_us, kind="stable").tolist():
         time_us = float(found.time_us[row])
         if time_us > least:
             return None
         if config_key(config := tried.config(row)) not in request.wrong:
             default_us, reason = None, ""
-            if beside is not None:
+            if beside_default:
                 default_us, reason = float(found.time_us[0]), f"{launch(row)}, the default's {launch(0)}"
             return Choice("default", config, estimated=Estimated(time_us, default_us, reason))
     return None
@@ -592,7 +565,7 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
     problem on this GPU, with this compiler, are compared.
     """
     base_key, shelf = config_key(base.config), request.shelf
-    found = shelf.digested(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else iter(())
+    found = shelf.digested(request.key.digest, base_key) if isinstance(shelf, DatabaseShelf) else ()
     timed: dict[str, tuple[float, Winner]] = {}
     bits: dict[str, dict[str, str]] = {}
     """Digests of the outputs by those of the inputs, of each configuration."""
@@ -612,8 +585,7 @@ def same_bits(base: Choice, request: KernelRequest) -> Choice:
     faster = [
         (time_us, winner)
         for name, (time_us, winner) in timed.items()
-        if name != base_key
-        and time_us < timed[base_key][0]
+        if time_us < timed[base_key][0]
         and name not in varying
         and name not in request.wrong
         and (common := ours.keys() & bits.get(name, {}).keys())
@@ -636,22 +608,20 @@ def choose_bundled(
 
     spec, name = bundled.kernel.spec, bundled.kernel.name
     check_device(spec, device)
-    running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
-    if not running:
-        targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
-        raise BundleError(
-            f"{bundle.path} holds {name} for {targets}, which does not run on {device.name} ({device.architecture}); "
-            f"make the bundle with --arch {device.architecture}. {FALLBACK}"
-        )
-    flags = {flag: problem.sizes[flag] for flag in spec.compiled_names}
-    fitting = [cubin for cubin in running if cubin.dtype == problem.dtype and dict(cubin.flags) == flags]
-    if not fitting:
+    cubins = bundled.cubins_for(problem, device.compute_capability)
+    if not cubins:
+        running = [cubin for cubin in bundled.cubins if runs_on(cubin.target, device.compute_capability)]
+        if not running:
+            targets = ", ".join(sorted({cubin.target for cubin in bundled.cubins}))
+            raise BundleError(
+                f"{bundle.path} holds {name} for {targets}, which does not run on {device.name} "
+                f"({device.architecture}); make the bundle with --arch {device.architecture}. {FALLBACK}"
+            )
         held = {" ".join([one.dtype, *(f"{flag}={value}" for flag, value in one.flags.items())]) for one in running}
         raise BundleError(
             f"{bundle.path} holds {name} compiled for {', '.join(sorted(held))}, but {problem} is requested; tune such "
             f"a problem and make the bundle again. {FALLBACK}"
         )
-    cubins = bundled.cubins_for(problem, device.compute_capability)
     shelf = Shelf(
         [
             replace(winner, resources=cubins[key].resources)

@@ -265,7 +265,7 @@ def _rows(count: int, seed: int) -> tuple[Inputs, NDArray[np.float64]]:
 @pytest.fixture(scope="module")
 def ensemble():
     inputs, targets = _rows(2000, 0)
-    return Ensemble.fit(inputs, targets, np.ones(2000), ITEMS, epochs=30, hidden=(16, 8))
+    return Ensemble.fit(inputs, targets, np.ones(2000), ITEMS, epochs=30)
 
 
 def test_it_learns_a_function_with_a_kink_and_the_offsets_of_items(ensemble):
@@ -277,7 +277,7 @@ def test_it_learns_a_function_with_a_kink_and_the_offsets_of_items(ensemble):
 
 def test_equal_rows_give_equal_networks():
     inputs, targets = _rows(200, 0)
-    fits = [Ensemble.fit(inputs, targets, np.ones(200), ITEMS, epochs=2, hidden=(4, 4)) for _ in range(2)]
+    fits = [Ensemble.fit(inputs, targets, np.ones(200), ITEMS, epochs=2) for _ in range(2)]
     assert all(np.array_equal(fits[0].arrays[name], fits[1].arrays[name]) for name in fits[0].arrays)
 
 

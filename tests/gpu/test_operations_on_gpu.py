@@ -353,10 +353,10 @@ class TestRace:
         kernel = served(race=True, EMULATE=0)
         assert type(kernel) is BoundKernel
         kernel.load()
-        assert (kernel.is_loaded, kernel._first_use is None) == (True, False)
+        assert (kernel.is_loaded, kernel.first_use is None) == (True, False)
         a, b = factors()
         assert is_close(kernel(a, b), a, b)
-        assert kernel._first_use is None
+        assert kernel.first_use is None
         assert kernel.tier == "exact"
         assert len(kernel.contenders) >= 2
         assert any(one.is_library for one in kernel.contenders)

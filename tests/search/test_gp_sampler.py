@@ -62,10 +62,9 @@ def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_nois
     history.end(70, (2.0, 5.0), 0.1)
     history.end(0, (1.0, 6.0))
     assert history.first_success == 2
-    assert history.first_ended(3).tolist() == [3, 1, 70]
-    assert history.rows[history.first_ended(10)].tolist() == [103, 101, 170, 100]
+    assert history.rows[history.order[: history.ended]].tolist() == [103, 101, 170, 100]
     expected = [[np.nan, np.nan], [np.nan, np.nan], [2.0, 5.0], [1.0, 6.0]]
-    assert np.array_equal(history.values(9), expected, equal_nan=True)
+    assert np.array_equal(history.values[: history.ended], expected, equal_nan=True)
     history = History()
     for index, (time_us, error) in enumerate([(1.0, 0.0), (2.0, 0.1), (4.0, 0.1)]):
         history.end(history.begin(index), (time_us,), error)
@@ -110,7 +109,7 @@ def test_fits_become_rarer_and_do_not_depend_on_the_calls():
     late, early = surrogate_of(whole), surrogate_of(history)
     late.update()
     for index in range(40):
-        history.end(history.begin(int(whole.rows[index])), tuple(whole.values(40)[index].tolist()))
+        history.end(history.begin(int(whole.rows[index])), tuple(whole.values[index].tolist()))
         if history.ended >= STARTUP:
             early.update()
     assert early.fitted == late.fitted
@@ -166,13 +165,13 @@ def test_many_compiled_rows_are_chosen_between_two_results():
         search.tell(row, wide_ok(space.config(row)))
     waiting, chosen = rows[12:], []
     for _ in range(20):
-        chosen.append(search.ranking.select(search.study, waiting))
+        chosen.append(search.ranking.select(waiting))
         search.ranking.begin(chosen[-1])
         waiting.remove(chosen[-1])
     assert len(set(chosen)) == 20
     predicted, others = ([wide_time_us(space.config(row)) for row in part] for part in (chosen, waiting))
     assert np.median(predicted) < np.median(others)
-    assert search.ranking.select(search.study, waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
+    assert search.ranking.select(waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
 
 
 def test_a_large_space_is_searched_near_the_best_and_everywhere():

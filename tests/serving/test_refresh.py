@@ -535,7 +535,7 @@ class TestDatabases:
         monkeypatch.setattr(Database, "open_readonly", note)
         default_dispatcher.misses.watch("postgresql://me:secret@far.away/db", kernel)
         call(kernel)
-        assert opened == [("postgresql+psycopg://me:secret@far.away/db", 2.0)]
+        assert opened == [("postgresql://me:secret@far.away/db", 2.0)]
 
     @pytest.mark.usefixtures("of_another_size")
     def test_counts_that_cannot_be_written_are_kept_and_no_error_reaches_the_caller(self, store, monkeypatch):
@@ -784,7 +784,8 @@ class TestStandIns:
                 fastest.load()
                 kernel.adopt(fastest)
 
-        kernel = BoundKernel(first._code, first.choice, DEVICE, 0, first_use=(first, race))
+        kernel = BoundKernel(first._code, first.choice, DEVICE, 0)
+        kernel.first_use = first, race
         kernel.load()
         assert (kernel.is_loaded, kernel.launch_at(0, (1, 2, 3), starts=True), raced) == (True, False, [])
         tiles = [kernel(name, "B", "C") and kernel.config["TILE"] for name in ("captured", "A", "B")]
