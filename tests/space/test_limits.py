@@ -127,39 +127,6 @@ def test_columns_give_what_single_kernels_give(device, kernels):
         assert np.broadcast_to(limit, len(kernels)).tolist() == [found.limits[name] for found in expected]
 
 
-HEADER_PROGRAM = r"""
-#include <stdio.h>
-#include "cuda_occupancy.h"
-int main(void) {
-    struct cudaOccDeviceProp device;
-    struct cudaOccFuncAttributes kernel;
-    struct cudaOccDeviceState state;
-    struct cudaOccResult result;
-    int threads;
-    memset(&device, 0, sizeof device);
-    memset(&state, 0, sizeof state);
-    device.warpSize = 32;
-    device.numSms = 1;
-    state.carveoutConfig = SHAREDMEM_CARVEOUT_DEFAULT;
-    while (scanf("%d %d %d %d %d %d %zu %zu %zu %zu", &device.computeMajor, &device.computeMinor,
-                 &device.maxThreadsPerBlock, &device.maxThreadsPerMultiprocessor, &device.regsPerBlock,
-                 &device.regsPerMultiprocessor, &device.sharedMemPerBlock, &device.sharedMemPerMultiprocessor,
-                 &device.sharedMemPerBlockOptin, &device.reservedSharedMemPerBlock) == 10) {
-        memset(&kernel, 0, sizeof kernel);
-        kernel.maxThreadsPerBlock = INT_MAX;
-        kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
-        kernel.numBlockBarriers = 1;
-        if (scanf("%d %d %zu", &threads, &kernel.numRegs, &kernel.maxDynamicSharedSizeBytes) != 3) return 1;
-        if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads,
-                                                    kernel.maxDynamicSharedSizeBytes) != CUDA_OCC_SUCCESS) return 2;
-        printf("%d %d %d %d %d\n", result.blockLimitWarps, result.blockLimitRegs, result.blockLimitSharedMem,
-               result.blockLimitBlocks, result.activeBlocksPerMultiprocessor);
-    }
-    return 0;
-}
-"""
-
-
 def test_agrees_with_nvidias_header_on_many_kernels(tmp_path):
     wheel = importlib.util.find_spec("nvidia")
     folders = wheel.submodule_search_locations if wheel is not None else ()
@@ -167,8 +134,7 @@ def test_agrees_with_nvidias_header_on_many_kernels(tmp_path):
     compiler = shutil.which("gcc")
     if not headers or compiler is None:
         pytest.skip("needs NVIDIA's cuda_occupancy.h (wheel nvidia-cuda-runtime) and gcc")
-    source, program = tmp_path / "main.c", tmp_path / "main"
-    source.write_text(HEADER_PROGRAM)
+    source, program = Path(__file__).with_name("occupancy_by_header.c"), tmp_path / "main"
     subprocess.run([compiler, "-O1", "-w", "-I", headers[0].parent, source, "-o", program], check=True)
     for capability in CAPABILITIES:
         device = device_of(capability)
