@@ -139,14 +139,19 @@ class TestObjectives:
     @pytest.mark.parametrize(
         ("given", "meant"),
         [
-            ([], ("time",)),
-            (["time"], ("time",)),
-            (["registers"], ("time", "registers")),
-            (["error", " energy", "time", "error"], ("time", "error", "energy")),
+            (([],), (("time",), None)),
+            ((["registers"],), (("time", "registers"), None)),
+            ((["registers,energy"],), (("time", "registers", "energy"), None)),
+            ((["error", " energy", "time", "error"],), (("time", "error", "energy"), None)),
+            ((["max(time_us, 3)"],), (("time",), "max(time_us, 3)")),
+            ((["time", "rate"], ["rate"]), (("time",), "rate")),  # a metric of the kernel
         ],
     )
-    def test_time_is_always_the_first(self, given, meant):
-        assert split_objectives(given) == (meant, None)
+    def test_time_is_always_the_first_and_an_expression_is_apart(self, given, meant):
+        assert split_objectives(*given) == meant
+        for names, said in ((["rate"], "there is no objective 'rate'"), (["registers", "time_us / 2"], "the only one")):
+            with pytest.raises(InputError, match=said):
+                split_objectives(names)
 
     def test_values_come_in_the_order_asked_for_what_lacks_one_has_none_and_an_unknown_one_is_refused(self):
         known = r"no objective 'register'.*registers.*known: time, registers, energy, error"

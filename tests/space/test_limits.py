@@ -264,21 +264,6 @@ def test_stages_count_what_each_limit_left():
     assert space.limits[-1].remaining == len(space)
 
 
-def test_every_row_agrees_with_the_occupancy_of_one():
-    spec = make_spec(
-        {"T": [32, 96, 256, 1024], "R": [24, 40, 64, 128, 255], "S": [0, 1000, 20_000, 48_000]},
-        launch={"block": ["T"], "min_registers": "R", "static_smem_bytes": "S"},
-        limits={"min_occupancy": 0.4},
-    )
-    for device in (H200, device_profile("rtx-3060")):
-        space = feasible_space(spec, spec.at(SIZES), device)
-        whole = feasible_space(replace(spec, min_occupancy=0.0), spec.at(SIZES), device)
-        columns = (whole.column(name).tolist() for name in "TRS")
-        expected = np.array([occupancy(*kernel, device).occupancy >= 0.4 for kernel in zip(*columns, strict=True)])
-        assert 0 < sum(expected) < len(expected)
-        assert np.array_equal(space.codes, whole.codes[expected])
-
-
 LENIENT = make_spec({"P": [1]})
 GEOMETRY = LaunchGeometry((64, 1, 1), (16, 16, 1), 16 * 1024)
 RESOURCES = Resources(registers=64, spill_store_bytes=8, spill_load_bytes=16, stack_bytes=24, static_smem_bytes=4096)

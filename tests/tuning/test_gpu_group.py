@@ -171,13 +171,16 @@ class TestSimulated:
             run(several, candidates(bench) * 2)
 
     def test_another_one_may_join(self, bench, group):
-        several = group({"seconds": 0.05})
+        """The first one waits after a few candidates until the other runs one."""
+        joined = threading.Event()
+        several = group({"seconds": 0.0, "hangs": lambda gpu: gpu.begun > 5 and not joined.wait(60)})
         several.wait()
         given = candidates(bench)
         for candidate in given:
             several.submit(candidate)
         first = [several.result() for _ in range(2)]
-        several.add(ReplayBackend(read_recording(bench.record()), uuid="late"))
+        late = FaultyGpu(read_recording(bench.record()), uuid="late", hangs=lambda _: joined.set())
+        several.add(late)
         rest = [several.result() for _ in given[2:]]
         assert {one.gpu for _, one in first} == {"GPU-0"}
         assert "late" in {one.gpu for _, one in rest}
