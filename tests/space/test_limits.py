@@ -24,7 +24,6 @@ from autotile.space.limits import (
     UNLIMITED,
     block_limits,
     check_config,
-    compiled_occupancy,
     max_blocks_per_sm,
     occupancy,
     resource_violation,
@@ -116,15 +115,6 @@ def test_result_hangs_together_and_fits_the_sm_and_more_of_anything_gives_no_mor
     assert found.blocks_per_sm * (smem + device.smem_reserved_per_block_bytes) <= device.smem_per_sm_bytes
     larger = [value + more * (index == grown) for index, value in enumerate(kernel)]
     assert threads == 0 or occupancy(*larger, device).blocks_per_sm <= found.blocks_per_sm
-
-
-@given(devices, st.lists(st.tuples(threads_of, registers_of, smem_of), min_size=1, max_size=8))
-def test_columns_give_what_single_kernels_give(device, kernels):
-    threads, registers, smem = (np.array(column) for column in zip(*kernels, strict=True))
-    expected = [occupancy(*kernel, device) for kernel in kernels]
-    assert max_blocks_per_sm(threads, registers, smem, device).tolist() == [found.blocks_per_sm for found in expected]
-    for name, limit in block_limits(threads, registers, smem, device).items():
-        assert np.broadcast_to(limit, len(kernels)).tolist() == [found.limits[name] for found in expected]
 
 
 def test_agrees_with_nvidias_header_on_many_kernels(tmp_path):
@@ -273,14 +263,6 @@ def fault(
     spec: KernelSpec = LENIENT, geometry: LaunchGeometry = GEOMETRY, resources: Resources = RESOURCES, gpu: str = "h200"
 ) -> str:
     return resource_violation(spec, geometry, resources, device_profile(gpu))
-
-
-def test_static_and_dynamic_shared_memory_add_up():
-    found = compiled_occupancy(GEOMETRY, RESOURCES, H200)
-    assert found.limits["shared_memory"] == 233_472 // (4096 + 16 * 1024 + 1024)
-    assert found.limits["registers"] == 4
-    assert (found.blocks_per_sm, found.warps_per_sm, found.occupancy) == (4, 32, 0.5)
-    assert found.limited_by == ("registers",)
 
 
 @pytest.mark.parametrize(
