@@ -413,15 +413,6 @@ def test_only_rows_that_this_session_proposed_wait():
     assert set(resumed.ready()) <= set(resumed.waiting()) == proposed
 
 
-def test_a_session_that_is_granted_more_goes_on_as_if_it_had_been_from_the_start():
-    short, _ = go(shortlist_of([]), 40)
-    rest, _ = go(shortlist_of(short), 70, done=40)
-    whole, _ = go(shortlist_of([]), 70)
-    measured = [[each for each in trials if each.stage != "resources"] for trials in (short + rest, whole)]
-    assert configs(measured[0]) == configs(measured[1])
-    assert len(short + rest) == len(whole)
-
-
 def test_trials_of_another_seed_are_learnt_from_and_not_made_again():
     others, _ = go(shortlist_of([], seed=1), 50)
     rest, _ = go(shortlist_of(others, seed=2), 80, done=50)

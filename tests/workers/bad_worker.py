@@ -166,8 +166,9 @@ DEEDS: dict[str, Deed] = {
     "no_keys": answering({}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
-    # reply of a compile worker
+    # replies of a compile worker
     "compiled": answering(COMPILED),
+    "compiled_late": (partial(time.sleep, 20), *answering(COMPILED)),
 }
 
 
