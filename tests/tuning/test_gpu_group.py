@@ -85,7 +85,14 @@ def uses(group: GpuGroup) -> dict[str, GpuUse]:
 
 class TestSimulated:
     def test_all_take_part_each_candidate_runs_once_and_times_are_on_one_scale(self, bench, group):
-        several = group({}, {"slowness": 1.5}, {"slowness": 0.97})
+        together = threading.Barrier(3, timeout=60)
+
+        def begin(gpu):
+            """Wait with the first candidate, so that none has run all before the others begin."""
+            if gpu.begun == 1:
+                together.wait()
+
+        several = group(*({"hangs": begin, "slowness": slowness} for slowness in (1.0, 1.5, 0.97)))
         found = run(several, candidates(bench))
         assert {one.gpu for one in found.values()} == {"GPU-0", "GPU-1", "GPU-2"}
         assert len(found) == sum(use.trials for use in several.uses) == 12
