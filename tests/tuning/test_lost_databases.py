@@ -119,10 +119,10 @@ def _folders(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def tune(request, bench, state):
+def tune(bench, state):
     """Tune with a database that is new, or in use: it holds an earlier study, in the file itself."""
     if state == "in use":
-        shutil.copyfile(request.getfixturevalue("earlier_study"), read_settings().database)
+        bench.tune(bench.record(n=2048), n=2048)
     return lambda loss: bench.tune(bench.record(), loss, sampler="random", discard=False)
 
 
