@@ -32,12 +32,7 @@ from autotile.space.search_space import feasible_space
 
 G80, RTX_3060, H200 = map(device_profile, ("g80", "rtx-3060", "h200"))
 TILE_16, TILE_32 = (2 * width * width * 4 for width in (16, 32))  # bytes of two fp32 tiles, one of each factor
-
 CAPABILITIES = ["5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
-
-
-def device_of(capability: str) -> DeviceProperties:
-    return structs.replace(H200, compute_capability=capability, **limits_for(capability))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +122,7 @@ def test_agrees_with_nvidias_header_on_many_kernels(tmp_path):
     source, program = Path(__file__).with_name("occupancy_by_header.c"), tmp_path / "main"
     subprocess.run([compiler, "-O1", "-w", "-I", headers[0].parent, source, "-o", program], check=True)
     for capability in CAPABILITIES:
-        device = device_of(capability)
+        device = structs.replace(H200, compute_capability=capability, **limits_for(capability))
         rng = np.random.default_rng(0)
         kernels = 5000
         threads = rng.integers(1, 1030, kernels)
