@@ -25,7 +25,7 @@ from autotile.core.device import (
     parse_profile,
     profile_names,
 )
-from autotile.core.documents import convert, decode_json, encode_json
+from autotile.core.documents import decode_json, encode_json
 from autotile.errors import DataError, InputError
 
 PROFILE = _files()["h200"].read_text()
@@ -166,19 +166,6 @@ class TestCeilings:
         text = encode_json(CEILINGS.to_json())
         assert decode_json(text, DeviceCeilings) == CEILINGS
         assert CEILINGS.to_json()["ceilings"][0]["unit"] == "B/s"
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"gpu_uuid": "GPU-<script>"},
-            {"measured_at": "yesterday"},
-            {"ceilings": [{"name": "dram_read", "value": -1.0, "low": 1.0, "high": 1.0, "method": ""}]},
-            {"compute_capability": "nine"},
-        ],
-    )
-    def test_what_does_not_match_the_schema_is_refused(self, change):
-        with pytest.raises(DataError):
-            convert({**CEILINGS.to_json(), **change}, DeviceCeilings)
 
     @pytest.mark.parametrize(
         ("ceilings", "fault"),

@@ -4,7 +4,6 @@ import io
 import itertools
 import math
 import struct
-import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -229,14 +228,6 @@ def mutations(data: bytes, count: int, seed: int, head: int) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-def npz(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return stream.getvalue()
-
-
 def fault_of(path: Path) -> str:
     """Return why a recording is refused; "" if it is read."""
     try:
@@ -309,21 +300,14 @@ class TestNpyFiles:
         assert rejected > 1000
 
     def test_altered_recordings_are_read_or_refused(self, tmp_path):
+        """Altered anywhere, or in the directory of the archive; the arrays within are files as above."""
         source = data_folder("recordings") / "matmul_tiled-nvidia-h200-2048x2048x2048-float32.npz"
-        data, path, random = source.read_bytes(), tmp_path / "recording.npz", Random(3)
-        with zipfile.ZipFile(source) as archive:
-            members = {name: archive.read(name) for name in archive.namelist()}
-        path.write_bytes(npz(members))
-        assert len(read_recording(path))
-        for number in range(250):  # members
-            name = random.choice(sorted(members))
-            (changed,) = mutations(members[name], 1, seed=number, head=100)
-            path.write_bytes(npz({**members, name: changed}, zipfile.ZIP_STORED))
+        data, path = source.read_bytes(), tmp_path / "recording.npz"
+        assert fault_of(source) == ""
+        directory = data.index(b"PK\x01\x02")
+        for number in range(250):
+            kept = directory if number % 2 else 0
+            (changed,) = mutations(data[kept:], 1, seed=number, head=len(data) - kept)
+            path.write_bytes(data[:kept] + changed)
             assert "\n" not in fault_of(path)
             list_recordings([tmp_path])
-        directory = data.index(b"PK\x01\x02")
-        for number in range(250):  # bytes, of the directory or of the whole file
-            rest = data[directory:] if number % 2 else data
-            (changed,) = mutations(rest, 1, seed=number, head=len(rest))
-            path.write_bytes(data[:directory] + changed if number % 2 else changed)
-            assert "\n" not in fault_of(path)

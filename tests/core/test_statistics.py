@@ -23,19 +23,14 @@ from autotile.errors import InputError
 times = st.floats(0.01, 1e6)
 
 
-def end_ranks(n: int) -> tuple[int, int]:
-    """Return the 1-based ranks of the bounds of the interval among n samples."""
-    interval = median_interval(np.arange(1, n + 1))
-    return int(interval.low), int(interval.high)
-
-
 class TestIntervals:
     @pytest.mark.parametrize("n", [*range(1, 26), 50, 60, 100, 301, 1000])
     def test_ends_are_as_close_as_the_binomial_distribution_allows(self, n):
         def beyond(rank: int) -> float:
             return 2.0 * sum(math.comb(n, heads) for heads in range(rank)) / 2**n
 
-        low, high = end_ranks(n)
+        interval = median_interval(np.arange(1, n + 1))
+        low, high = int(interval.low), int(interval.high)  # the ranks of the ends among the samples
         assert low + high == n + 1
         assert low == 1 or beyond(low) <= 0.05  # few samples give the range
         assert beyond(low + 1) > 0.05
@@ -139,14 +134,19 @@ class TestObjectives:
     @pytest.mark.parametrize(
         ("given", "meant"),
         [
-            ([], ("time",)),
-            (["time"], ("time",)),
-            (["registers"], ("time", "registers")),
-            (["error", " energy", "time", "error"], ("time", "error", "energy")),
+            (([],), (("time",), None)),
+            ((["registers"],), (("time", "registers"), None)),
+            ((["registers,energy"],), (("time", "registers", "energy"), None)),
+            ((["error", " energy", "time", "error"],), (("time", "error", "energy"), None)),
+            ((["max(time_us, 3)"],), (("time",), "max(time_us, 3)")),
+            ((["time", "rate"], ["rate"]), (("time",), "rate")),  # a metric of the kernel
         ],
     )
-    def test_time_is_always_the_first(self, given, meant):
-        assert split_objectives(given) == (meant, None)
+    def test_time_is_always_the_first_and_an_expression_is_apart(self, given, meant):
+        assert split_objectives(*given) == meant
+        for names, said in ((["rate"], "there is no objective 'rate'"), (["registers", "time_us / 2"], "the only one")):
+            with pytest.raises(InputError, match=said):
+                split_objectives(names)
 
     def test_values_come_in_the_order_asked_for_what_lacks_one_has_none_and_an_unknown_one_is_refused(self):
         known = r"no objective 'register'.*registers.*known: time, registers, energy, error"

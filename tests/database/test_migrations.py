@@ -12,7 +12,7 @@ import pytest
 from alembic import op
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, Inspector, create_engine, inspect, text, update
+from sqlalchemy import Engine, create_engine, inspect, text, update
 from stored_runs import add_trial, begin, change, measured, start_run
 
 from autotile.database import engine
@@ -41,13 +41,6 @@ def upgrade() -> None:
 '''
 
 
-def _indexes(found: Inspector, table: str) -> list[dict[str, Any]]:
-    return [
-        {**one, "dialect_options": {name: str(value) for name, value in one["dialect_options"].items()}}
-        for one in found.get_indexes(table)
-    ]
-
-
 def structure_of(opened: Engine) -> dict[str, Any]:
     """Return the columns, keys and indexes of each table, the text of each view, and the revision."""
     found = inspect(opened)
@@ -56,18 +49,19 @@ def structure_of(opened: Engine) -> dict[str, Any]:
             table: sorted(tuple(row[1:]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})"))
             for table in found.get_table_names()
         }
+        indexes = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'index'").all()
         revision = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").all()
     keys = {
-        table: [found.get_pk_constraint(table), found.get_foreign_keys(table)]
-        + [
-            sorted(({name: str(value) for name, value in one.items()} for one in each), key=lambda one: one["name"])
-            for each in (_indexes(found, table), found.get_unique_constraints(table))
+        table: [
+            found.get_pk_constraint(table),
+            found.get_foreign_keys(table),
+            sorted(found.get_unique_constraints(table), key=str),
         ]
         for table in columns
     }
     views = {view: view_digest(found.get_view_definition(view)) for view in found.get_view_names()}
     opened.dispose()
-    return {"columns": columns, "keys": keys, "views": views, "revision": revision}
+    return {"columns": columns, "keys": keys, "indexes": {*indexes}, "views": views, "revision": revision}
 
 
 def test_a_new_database_is_what_the_migrations_leave(database, tmp_path):

@@ -273,14 +273,6 @@ def test_a_connection_that_the_server_closed_is_replaced(shared, location, monke
 
 
 @pytest.fixture
-def silent_server():
-    """Location of a server that accepts connections and never answers."""
-    pytest.importorskip("psycopg")
-    with closing(socket.create_server(("127.0.0.1", 0), backlog=16)) as listening:
-        yield f"postgresql://me:secret@127.0.0.1:{listening.getsockname()[1]}/tune"
-
-
-@pytest.fixture
 def silent_pooler():
     """Location of a pooler that lets everyone in and passes no statement on, as one whose server is down."""
     pytest.importorskip("psycopg")
@@ -323,12 +315,15 @@ def test_a_pooler_without_a_server_and_the_words_of_a_command_that_waits_for_it(
     assert "secret" not in " ".join([str(caught.value), *waits])
 
 
-def test_serving_falls_back_where_a_server_never_answers_and_says_why(silent_server, monkeypatch):
+def test_serving_falls_back_where_a_server_never_answers_and_says_why(monkeypatch):
+    pytest.importorskip("psycopg")
     limits, limits_of = [], engine._server_limits
     monkeypatch.setattr(
         engine, "_server_limits", lambda *given, **named: limits.append(limits_of(*given, **named)) or limits[-1]
     )
-    kernel = Dispatcher(database=silent_server).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=16)) as listening:  # it accepts, and never answers
+        url = f"postgresql://me:secret@127.0.0.1:{listening.getsockname()[1]}/tune"
+        kernel = Dispatcher(database=url).get_best_kernel("matmul_naive", M=64, N=64, K=64, device="a100")
     assert {(limit_s, network["connect_timeout"]) for limit_s, network, _ in limits} == {(2, 2)}
     assert "the server does not answer" in kernel.choice.unread
     assert "does not answer" in kernel.explain()

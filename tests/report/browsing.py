@@ -9,17 +9,9 @@ from typing import Any
 
 from autotile.report.live import LiveServer
 
-DRAW = """
-const [selector, done] = arguments, places = [...document.querySelectorAll(selector)];
-let next = 0;
-const step = () => {
-  while (next < places.length && places[next].dataset.drawn) next += 1;
-  if (next === places.length) { done(places.length); return; }
-  places[next].scrollIntoView();
-  setTimeout(step, 50);
-};
-step();
-"""
+
+def script(name: str) -> str:
+    return Path(__file__).with_name("scripts").joinpath(f"{name}.js").read_text()
 
 
 class OpenPage:
@@ -56,7 +48,7 @@ class OpenPage:
 
     def draw(self, selector: str = ".plot") -> int:
         """Bring charts into view until they are drawn, and return their number."""
-        return int(self.wait_for(DRAW, selector))
+        return int(self.wait_for(script("draw"), selector))
 
     def does_not_scroll_sideways(self) -> bool:
         return int(self.run("return document.documentElement.scrollWidth")) <= 390

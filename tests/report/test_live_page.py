@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from browsing import OpenPage, served
+from browsing import OpenPage, script, served
 from child_python import python
 from report_studies import SCRIPT, Session, store_session
 from stored_runs import change_file
@@ -99,20 +99,10 @@ def test_all_parameters_are_drawn_without_webgl_and_a_phone_need_not_scroll_side
     page = watch(path)
     page.wait(lambda: page.count(f"{PARALLEL} .plot") == 1, "no figure")
     page.draw(f"{PARALLEL} .plot")
-    script = f"""
-        const canvas = document.querySelector('{PARALLEL} canvas'), pen = canvas.getContext('2d');
-        return new Set(new Uint32Array(pen.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
-    """
-    assert page.run(script) > 10  # lines of many colours
+    assert page.run(script("colours"), f"{PARALLEL} canvas") > 10  # of the lines
     assert "WebGL" not in page.text("body")
     assert page.count(f"{PARALLEL} .main-svg") == 0
-    chosen = f"""
-        const select = document.querySelectorAll('{PARALLEL} select')[0];
-        select.selectedIndex = 1;
-        select.dispatchEvent(new Event('change'));
-        return select.selectedOptions[0].textContent;
-    """
-    value = page.run(chosen)
+    value = page.run(script("choose"), f"{PARALLEL} select")
     assert "lines are selected" in page.text(f"{PARALLEL} .note")
     before = page.text(f"{PARALLEL} figcaption")
     store_session(path, Session(trials=90, seed=1, ended=False, finals=False))
@@ -125,10 +115,4 @@ def test_all_parameters_are_drawn_without_webgl_and_a_phone_need_not_scroll_side
     page.browser.refresh()
     page.wait(lambda: page.count(f"{PARALLEL} .plot") == 1 and page.draw() > 6, "not drawn")
     assert page.does_not_scroll_sideways()
-    overlapping = """
-        const found = [...document.querySelectorAll('figure[data-chart="limits"] .annotation')].map(
-            (one) => one.getBoundingClientRect());
-        return found.length < 3 || found.some((one, place) => found.slice(place + 1).some(
-            (other) => Math.abs(one.top - other.top) < 5 && one.left < other.right && other.left < one.right));
-    """
-    page.wait(lambda: not page.run(overlapping), "the titles of the panels overlap")
+    page.wait(lambda: not page.run(script("overlapping")), "the titles of the panels overlap")

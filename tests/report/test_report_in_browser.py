@@ -6,24 +6,13 @@ import re
 from itertools import pairwise
 
 import pytest
-from browsing import OpenPage
+from browsing import OpenPage, script
 from report_studies import SCRIPT, read_one
 
 from autotile.report.page import write_page
 from autotile.report.report_data import report_of_study
 from autotile.report.sections import report_page
 from autotile.report.theme import DARK, LIGHT
-
-TOUCHING = """
-return [...document.querySelectorAll('.plot')].filter(plot => {
-  const buttons = plot.querySelector('.modebar')?.getBoundingClientRect();
-  return buttons && [...plot.querySelectorAll('.legend .traces')].some(one => {
-    const place = one.getBoundingClientRect();
-    return place.right > buttons.left && place.bottom > buttons.top && place.top < buttons.bottom;
-  });
-}).map(plot => plot.id)
-"""
-"""Charts whose buttons touch their legends."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +61,7 @@ def is_drawn_in_peace(page: OpenPage) -> None:
     empty = "[...document.querySelectorAll('.plot')].filter(p => !p.querySelector('.trace, .hm, .lines, canvas'))"
     assert page.run(f"return {empty}.map(p => p.id)") == []
     assert page.count(".modebar") > 0
-    assert page.run(TOUCHING) == []
+    assert page.run(script("touching")) == []
     page.check()
 
 
@@ -176,24 +165,11 @@ def test_text_has_contrast():
         assert min(contrast(theme[role], theme["paper"]) for role in ("ink", "muted", "accent")) >= 4.5
 
 
-ELEMENTS = """
-const all = (selector) => [...document.querySelectorAll(selector)];
-return {
-  language: document.documentElement.lang,
-  unnamed: all('.plot').filter(p => !document.getElementById(p.getAttribute('aria-labelledby'))).length,
-  withoutNumbers: all('figure.chart').filter(f => !f.querySelector('details table'))
-    .map(f => f.querySelector('h3').textContent),
-  levels: all('h1, h2, h3').map(h => Number(h.tagName[1])),
-  unlabelled: all('input, select, button').filter(e => !e.labels?.length && !e.ariaLabel && !e.textContent).length,
-};
-"""
-
-
 def test_a_phone_shows_it_without_scrolling_sideways_and_a_screen_reader_finds_its_way(opened):
     page = opened(width=390)
     page.draw()
     assert page.does_not_scroll_sideways()
-    found = page.run(ELEMENTS)
+    found = page.run(script("elements"))
     assert found["language"] == "en"
     assert found["unnamed"] == found["unlabelled"] == 0
     assert found["withoutNumbers"] == ["All parameters at once"]  # whose table is that of all trials

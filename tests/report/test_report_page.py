@@ -81,11 +81,6 @@ def page(study):
     return report_page(report_of_study(study))
 
 
-@pytest.fixture(scope="module")
-def hostile_page(hostile_database):
-    return report_page(report_of_study(read_one(hostile_database)))
-
-
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_text_comes_back_as_it_was(text, attribute):
     found = Reader(tag("p", text, title=attribute))
@@ -131,7 +126,8 @@ def without_meta(document: dict[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in document.items() if name != "meta"}
 
 
-def test_hostile_names_are_text(hostile_page):
+def test_hostile_names_are_text(hostile_database):
+    hostile_page = report_page(report_of_study(read_one(hostile_database)))
     found = Reader(hostile_page)
     assert SCRIPT in found.text
     assert shown_text(COMPILER_WORDS) in found.text

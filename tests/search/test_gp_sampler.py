@@ -200,16 +200,6 @@ def test_values_may_be_negative():
     assert study.best_value == -100
 
 
-def test_several_objectives_find_both_ends_of_the_front():
-    space = tile_space()
-    both = study_of(
-        FeasibleGPSampler(space, 0), 50, lambda c: [tile_time_us(c), float(c["BM"] * c["BN"])], "minimize", "minimize"
-    )
-    values = np.array([trial.values for trial in both.best_trials])
-    assert values[:, 0].min() == 100.0
-    assert values[:, 1].min() == min(space.column("BM") * space.column("BN"))
-
-
 SCALE, NOISE = np.array([1.0, 2.0, 0.5]), 1e-3
 PARAMETERS = (SCALE, NOISE, None)
 
@@ -318,14 +308,6 @@ def test_the_gradient_is_that_of_the_likelihood():
         step = 1e-5 * np.eye(4)[index]
         difference = (density(at + step)[0] - density(at - step)[0]) / 2e-5
         assert slope == pytest.approx(difference, rel=1e-4, abs=1e-6)
-
-
-def test_what_does_not_matter_gets_a_long_scale():
-    points = np.random.default_rng(2).random((60, 2))
-    targets = np.sin(6 * points[:, 0])
-    scale, noise, _ = fit(points, (targets - targets.mean()) / targets.std(), np.array([0, 1]))
-    assert scale[0] > 4 * scale[1]
-    assert noise < 0.01
 
 
 def landscape(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

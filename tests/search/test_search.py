@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import optuna
@@ -43,17 +44,15 @@ def trial_of(config: Config) -> Trial:
     return ok(config, time_us, Outcome.PRUNED if time_us > 300 else Outcome.OK)
 
 
-def by_turns(config: Config, turn: list[int]) -> Trial:
-    """Return a failure first and after every other two."""
-    turn.append(len(turn))
-    return broken(config) if (len(turn) - 1) % 3 == 0 else ok(config, 10.0 + len(turn))
-
-
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_default_comes_first_and_then_every_other_row(name):
     space = make_space({"A": (1, 2, 4), "B": ("x", "y", "z"), "C": (5,)}, lambda c: c["A"] != 2 or c["B"] != "y")
-    search, turn = Search(space, name, seed=4, first=[{"A": 4, "B": "y", "C": 5}]), list[int]()
-    done = [trial.config for trial in advance(search, len(space), lambda config: by_turns(config, turn))]
+    search, turn = Search(space, name, seed=4, first=[{"A": 4, "B": "y", "C": 5}]), count()
+
+    def by_turns(config: Config) -> Trial:
+        return broken(config) if (number := next(turn)) % 3 == 0 else ok(config, 11.0 + number)
+
+    done = [trial.config for trial in advance(search, len(space), by_turns)]
     assert done[0] == {"A": 4, "B": "y", "C": 5}
     assert sorted(map(str, done)) == sorted(str(space.config(row)) for row in range(len(space)))
     assert search.propose() is None
@@ -411,15 +410,6 @@ def test_only_rows_that_this_session_proposed_wait():
     while (next_one := resumed.propose(24)) is not None:
         assert set(resumed.waiting()) <= (proposed := {*proposed, next_one[0]})
     assert set(resumed.ready()) <= set(resumed.waiting()) == proposed
-
-
-def test_a_session_that_is_granted_more_goes_on_as_if_it_had_been_from_the_start():
-    short, _ = go(shortlist_of([]), 40)
-    rest, _ = go(shortlist_of(short), 70, done=40)
-    whole, _ = go(shortlist_of([]), 70)
-    measured = [[each for each in trials if each.stage != "resources"] for trials in (short + rest, whole)]
-    assert configs(measured[0]) == configs(measured[1])
-    assert len(short + rest) == len(whole)
 
 
 def test_trials_of_another_seed_are_learnt_from_and_not_made_again():

@@ -24,7 +24,6 @@ from autotile.space.limits import (
     UNLIMITED,
     block_limits,
     check_config,
-    compiled_occupancy,
     max_blocks_per_sm,
     occupancy,
     resource_violation,
@@ -33,12 +32,7 @@ from autotile.space.search_space import feasible_space
 
 G80, RTX_3060, H200 = map(device_profile, ("g80", "rtx-3060", "h200"))
 TILE_16, TILE_32 = (2 * width * width * 4 for width in (16, 32))  # bytes of two fp32 tiles, one of each factor
-
 CAPABILITIES = ["5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
-
-
-def device_of(capability: str) -> DeviceProperties:
-    return structs.replace(H200, compute_capability=capability, **limits_for(capability))
 
 
 @pytest.mark.parametrize(
@@ -118,48 +112,6 @@ def test_result_hangs_together_and_fits_the_sm_and_more_of_anything_gives_no_mor
     assert threads == 0 or occupancy(*larger, device).blocks_per_sm <= found.blocks_per_sm
 
 
-@given(devices, st.lists(st.tuples(threads_of, registers_of, smem_of), min_size=1, max_size=8))
-def test_columns_give_what_single_kernels_give(device, kernels):
-    threads, registers, smem = (np.array(column) for column in zip(*kernels, strict=True))
-    expected = [occupancy(*kernel, device) for kernel in kernels]
-    assert max_blocks_per_sm(threads, registers, smem, device).tolist() == [found.blocks_per_sm for found in expected]
-    for name, limit in block_limits(threads, registers, smem, device).items():
-        assert np.broadcast_to(limit, len(kernels)).tolist() == [found.limits[name] for found in expected]
-
-
-HEADER_PROGRAM = r"""
-#include <stdio.h>
-#include "cuda_occupancy.h"
-int main(void) {
-    struct cudaOccDeviceProp device;
-    struct cudaOccFuncAttributes kernel;
-    struct cudaOccDeviceState state;
-    struct cudaOccResult result;
-    int threads;
-    memset(&device, 0, sizeof device);
-    memset(&state, 0, sizeof state);
-    device.warpSize = 32;
-    device.numSms = 1;
-    state.carveoutConfig = SHAREDMEM_CARVEOUT_DEFAULT;
-    while (scanf("%d %d %d %d %d %d %zu %zu %zu %zu", &device.computeMajor, &device.computeMinor,
-                 &device.maxThreadsPerBlock, &device.maxThreadsPerMultiprocessor, &device.regsPerBlock,
-                 &device.regsPerMultiprocessor, &device.sharedMemPerBlock, &device.sharedMemPerMultiprocessor,
-                 &device.sharedMemPerBlockOptin, &device.reservedSharedMemPerBlock) == 10) {
-        memset(&kernel, 0, sizeof kernel);
-        kernel.maxThreadsPerBlock = INT_MAX;
-        kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
-        kernel.numBlockBarriers = 1;
-        if (scanf("%d %d %zu", &threads, &kernel.numRegs, &kernel.maxDynamicSharedSizeBytes) != 3) return 1;
-        if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads,
-                                                    kernel.maxDynamicSharedSizeBytes) != CUDA_OCC_SUCCESS) return 2;
-        printf("%d %d %d %d %d\n", result.blockLimitWarps, result.blockLimitRegs, result.blockLimitSharedMem,
-               result.blockLimitBlocks, result.activeBlocksPerMultiprocessor);
-    }
-    return 0;
-}
-"""
-
-
 def test_agrees_with_nvidias_header_on_many_kernels(tmp_path):
     wheel = importlib.util.find_spec("nvidia")
     folders = wheel.submodule_search_locations if wheel is not None else ()
@@ -167,11 +119,10 @@ def test_agrees_with_nvidias_header_on_many_kernels(tmp_path):
     compiler = shutil.which("gcc")
     if not headers or compiler is None:
         pytest.skip("needs NVIDIA's cuda_occupancy.h (wheel nvidia-cuda-runtime) and gcc")
-    source, program = tmp_path / "main.c", tmp_path / "main"
-    source.write_text(HEADER_PROGRAM)
+    source, program = Path(__file__).with_name("occupancy_by_header.c"), tmp_path / "main"
     subprocess.run([compiler, "-O1", "-w", "-I", headers[0].parent, source, "-o", program], check=True)
     for capability in CAPABILITIES:
-        device = device_of(capability)
+        device = structs.replace(H200, compute_capability=capability, **limits_for(capability))
         rng = np.random.default_rng(0)
         kernels = 5000
         threads = rng.integers(1, 1030, kernels)
@@ -298,21 +249,6 @@ def test_stages_count_what_each_limit_left():
     assert space.limits[-1].remaining == len(space)
 
 
-def test_every_row_agrees_with_the_occupancy_of_one():
-    spec = make_spec(
-        {"T": [32, 96, 256, 1024], "R": [24, 40, 64, 128, 255], "S": [0, 1000, 20_000, 48_000]},
-        launch={"block": ["T"], "min_registers": "R", "static_smem_bytes": "S"},
-        limits={"min_occupancy": 0.4},
-    )
-    for device in (H200, device_profile("rtx-3060")):
-        space = feasible_space(spec, spec.at(SIZES), device)
-        whole = feasible_space(replace(spec, min_occupancy=0.0), spec.at(SIZES), device)
-        columns = (whole.column(name).tolist() for name in "TRS")
-        expected = np.array([occupancy(*kernel, device).occupancy >= 0.4 for kernel in zip(*columns, strict=True)])
-        assert 0 < sum(expected) < len(expected)
-        assert np.array_equal(space.codes, whole.codes[expected])
-
-
 LENIENT = make_spec({"P": [1]})
 GEOMETRY = LaunchGeometry((64, 1, 1), (16, 16, 1), 16 * 1024)
 RESOURCES = Resources(registers=64, spill_store_bytes=8, spill_load_bytes=16, stack_bytes=24, static_smem_bytes=4096)
@@ -322,14 +258,6 @@ def fault(
     spec: KernelSpec = LENIENT, geometry: LaunchGeometry = GEOMETRY, resources: Resources = RESOURCES, gpu: str = "h200"
 ) -> str:
     return resource_violation(spec, geometry, resources, device_profile(gpu))
-
-
-def test_static_and_dynamic_shared_memory_add_up():
-    found = compiled_occupancy(GEOMETRY, RESOURCES, H200)
-    assert found.limits["shared_memory"] == 233_472 // (4096 + 16 * 1024 + 1024)
-    assert found.limits["registers"] == 4
-    assert (found.blocks_per_sm, found.warps_per_sm, found.occupancy) == (4, 32, 0.5)
-    assert found.limited_by == ("registers",)
 
 
 @pytest.mark.parametrize(

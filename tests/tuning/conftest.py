@@ -86,18 +86,6 @@ class Bench:
             return [trial for study in studies for trial in database.trials(study, phase=phase)]
 
 
-@pytest.fixture(scope="module")
-def earlier_study(tmp_path_factory, cubin_cache_folder, write_scale):
-    """A database that holds a finished session of n = 2048 in one file; tests copy it."""
-    folder = tmp_path_factory.mktemp("earlier")
-    own = Bench(load_kernel(str(write_scale(folder / "kernels"))), folder, device_profile("h200"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOTILE_DB", str(folder / "tuning.db"))
-        patch.setenv("AUTOTILE_CACHE", str(cubin_cache_folder))
-        own.tune(own.record(n=2048), n=2048)
-    return folder / "tuning.db"
-
-
 @pytest.fixture
 def bench(scale_toml, tmp_path):
     return Bench(load_kernel(str(scale_toml)), tmp_path, device_profile("h200"))

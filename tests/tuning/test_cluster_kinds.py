@@ -1,4 +1,4 @@
-"""Families, operations and plans on the GPUs of a cluster, and how their sessions share them."""
+"""Families and plans on the GPUs of a cluster, and how their sessions share them."""
 
 import threading
 import time
@@ -31,10 +31,8 @@ from autotile.tuning.cluster.gpus import ClusterLane
 from autotile.tuning.cluster.worker import GpuReply, GpuRequest
 from autotile.tuning.family_session import tune_family
 from autotile.tuning.lanes import GpuName, Lane, run_jobs
-from autotile.tuning.operation_session import tune_operation
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.plan import PlannedProblem, TuningPlan
-from autotile.tuning.schedule import open_lane
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +42,12 @@ def own_site(cluster, tmp_path_factory):
 
 
 @pytest.fixture
-def operation(operation_of_copies):
-    return operation_of_copies("first", "second")
-
-
-@pytest.fixture
-def site(own_site, bench, operation, record_copies):
-    """The cluster, with recordings of the tiny kernel at several sizes, and of two copies of it, and two workers."""
+def site(own_site, bench):
+    """The cluster, with recordings of the tiny kernel at several sizes, and two workers."""
     bench.folder = own_site.folder
     if not own_site.workers:
         for n in SIZES:
             bench.record(by_size(n), n=n)
-        record_copies(operation, first=1.5, second=1.0)
     alive = {number: one for number, one in enumerate(own_site.workers) if one.poll() is None}
     new = partial(own_site.kit.simulated, own_site.folder, seconds=0.02)  # in place of one that a test has killed
     own_site.workers = [alive.get(number) or new(number) for number in range(2)]
@@ -79,13 +71,6 @@ def test_points_of_a_family_are_tuned_on_all_gpus(bench, options):
     assert (result.rule.mean_loss, len(result.rule.points)) == (0.0, 6)
     assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
     assert len(gpus_used()) == 2
-
-
-def test_the_kernels_of_an_operation_share_them(bench, operation, options):
-    problem = operation.resolve({"n": 4096})
-    with open_lane(options) as lane:
-        result = tune_operation(operation, problem, bench.settings, replace(options, trials=36), lane=lane)
-    assert (result.winner.name, len(gpus_used())) == ("second", 2)
 
 
 def test_a_plan_goes_on_when_a_machine_dies_and_one_that_dies_at_once_is_missed(

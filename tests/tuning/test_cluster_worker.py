@@ -1,4 +1,4 @@
-"""The worker's end of a cluster: its GPU worker between sessions, second inputs, last races, and sweeps of a family."""
+"""The worker's end of a cluster: its GPU worker between sessions, errors, last races, and sweeps of a family."""
 
 import hashlib
 import json
@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gpu_calls import GivenGpu, raced
 from judges import BEST, by_threads
 from processes import wait_until
 
-from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.model import Outcome
-from autotile.errors import WorkerError
+from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.kernel.operation import Library
 from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
@@ -27,36 +27,15 @@ from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
 from autotile.tuning.cluster.gpus import grid_on_cluster
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
-from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest
+from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest, answer
 from autotile.tuning.lanes import Lane
 from autotile.tuning.operation_session import hold_contest
 from autotile.tuning.options import TuneOptions
+from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.schedule import Schedule
 from autotile.workers.child import is_running
 from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Entry, Race, Reading, Time
-
-PRELOAD = """
-from pathlib import Path
-
-from autotile.errors import InputError, ToolchainError, WorkerError
-from autotile.tuning.replay import ReplayBackend
-from autotile.workers.jobs import Check
-
-FOLDER = Path({folder!r})
-
-def checked(backend, job, run=ReplayBackend.run):
-    if isinstance(job, Check):
-        with (FOLDER / "seeds").open("a") as file:
-            file.write(f"{{job.seed}}\\n")
-        if job.seed and (error := (FOLDER / "error").read_text()):
-            raise eval(error)("the second inputs are too large")
-    return run(backend, job)
-
-if ReplayBackend.run.__name__ == "run":
-    ReplayBackend.run = checked
-"""
-"""Program that each process of Dask runs first, twice in the same module: Dask imports and then reloads it."""
+from autotile.workers.jobs import LIBRARY_VERSION, Candidate, Check, Entry, Race, Reading, Time
 
 
 @pytest.fixture
@@ -107,60 +86,6 @@ def test_requests_of_a_session_share_its_worker_the_next_takes_it_over_and_an_id
     wait_until(lambda: not is_running(other))
 
 
-@pytest.fixture(scope="module")
-def second_inputs(cluster, tmp_path_factory):
-    """A cluster whose GPUs log the seeds of verifications, and read from a file as what error second inputs end."""
-    folder = tmp_path_factory.mktemp("second inputs")
-    (folder / "preload.py").write_text(PRELOAD.format(folder=str(folder)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DASK_DISTRIBUTED__WORKER__PRELOAD", f'["{folder / "preload.py"}"]')
-        yield cluster, folder
-
-
-@pytest.fixture
-def tune_on_cluster(bench, second_inputs):
-    """Tune on a simulated GPU whose second inputs end in an error of a kind, or in none; return the seeds, too."""
-    kit, folder = second_inputs
-
-    def tune(error):
-        bench.folder = folder
-        (folder / "error").write_text(error)
-        (folder / "seeds").write_text("")
-        recording = next(folder.glob("*.npz"), None)
-        if recording is None:
-            recording = bench.record()
-            kit.simulated(recording, 0)
-        result = bench.tune(recording, sampler="brute-force", scheduler=kit.scheduler)
-        return result, (folder / "seeds").read_text().split()
-
-    return tune
-
-
-@pytest.mark.parametrize("error", ["InputError", "ToolchainError"])
-def test_second_inputs_that_a_machine_cannot_draw(bench, tune_on_cluster, error):
-    result, (first, *others) = tune_on_cluster(error)
-    assert result.winner.config == BEST
-    assert len(result.ties) + len(result.refused) < len(bench.configs())
-    said = "the finalists were verified with one set of inputs, not two: the second inputs are too large"
-    assert [one for one in result.notices if "second inputs are too large" in one] == [said]
-    assert [bool(use.lost) for use in result.gpus] == [False]
-    assert int(first) != 0
-    assert set(others) == {"0"}  # what follows is verified with the first inputs
-
-
-def test_all_are_verified_with_second_inputs(tune_on_cluster):
-    result, seeds = tune_on_cluster("")
-    assert result.winner.config == BEST
-    assert not any("one set of inputs" in one for one in result.notices)
-    assert seeds
-    assert "0" not in seeds
-
-
-def test_an_error_that_dask_cannot_send_ends_the_session(tune_on_cluster):
-    with pytest.raises(WorkerError, match="RecursionError"):
-        tune_on_cluster("(lambda f: f(f))(lambda f: f(f)) or InputError")
-
-
 class FakeGpu(GivenGpu):
     """A GPU worker that notes what it is to race."""
 
@@ -190,6 +115,7 @@ class NearCluster(Cluster):
     """A cluster of one GPU, whose process is this one."""
 
     def __init__(self, plugin: GpuPlugin) -> None:
+        self.connection = Mock(**{"is_lost.return_value": False, "absent_s.return_value": 0.0})
         self.plugin = plugin
         self.absent: set[str] = set()
 
@@ -197,14 +123,41 @@ class NearCluster(Cluster):
         return ["GPU-a"]
 
     def _submit(self, sent: SentRequest) -> None:
-        reply = self.plugin.handle(decode_json(sent.request, GpuRequest), sent.cubins)
         sent.future = Future()
-        sent.future.set_result(encode_json(to_fields(reply)))
+        with pytest.MonkeyPatch.context() as patch:
+            here = Mock(plugins={self.plugin.name: self.plugin})
+            patch.setattr(cluster_worker.distributed, "get_worker", lambda: here)
+            sent.future.set_result(answer(sent.request, sent.cubins))
 
-    def result(self, sent: SentRequest, limit_s: float = math.inf, *, meanwhile: Any = None) -> GpuReply:
+    def result(self, sent: SentRequest, limit_s: float = math.inf, *, meanwhile: Any = lambda: None) -> GpuReply:
         if sent.gpu in self.absent:
             raise AbsentGpuError("it is gone")
-        return decode_json(sent.future.result(), GpuReply)
+        return super().result(sent, limit_s, meanwhile=meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (InputError, InputError),
+        (ToolchainError, ToolchainError),
+        (RecursionError, WorkerError),  # which Dask could not send
+    ],
+)
+def test_an_error_of_a_gpu_reaches_the_session(bench, monkeypatch, error, expected):
+    recording, seeds = bench.record(), list[int]()
+
+    def fail(gpu, job):
+        seeds.append(job.seed)
+        raise error("the second inputs are too large")
+
+    monkeypatch.setattr(ReplayBackend, "run", fail)
+    workload = workload_of(bench.kernel, bench.problem(), read_settings(), TuneOptions())
+    cluster = NearCluster(GpuPlugin("GPU-a", bench.device, recordings=[str(recording)]))
+    job = Check((Entry(Candidate(BEST, "")),), 3, seed=7)
+    request = cluster.send("GPU-a", "run", GpuRequest("scale", workload, 5.0), job)
+    with pytest.raises(expected, match="the second inputs are too large"):
+        cluster.result(request)
+    assert seeds == [7]
 
 
 def test_kernels_and_the_library_of_its_machine_are_raced_where_a_gpu_is_free(bench, monkeypatch):

@@ -11,7 +11,6 @@ from gpu_calls import GivenGpu, raced
 from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
-from autotile.errors import InputError
 from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
 from autotile.workers.sanitizer import Finding
@@ -40,8 +39,6 @@ class Racer(GivenGpu):
     takes_s: float = 0.0
     fails_after_s: float = 0.0
 
-    refused_seed = None
-
     def __post_init__(self) -> None:
         self.rounds = self.races = self.repeats = self.seed = 0
         self.precision = 0.0
@@ -53,8 +50,6 @@ class Racer(GivenGpu):
         (entry,) = job.entries
         candidate, repeats, limit_s = entry.candidate, job.repeats, job.limit_s
         self.seed = self.seed or job.seed
-        if job.seed == self.refused_seed:
-            raise InputError("the reference is not finite")
         assert self.seed, "a second set of inputs is asked for at the first verification"
         self.repeats = max(self.repeats, repeats)  # those of the winner
         self.verified.append(candidate.config)
@@ -254,13 +249,6 @@ class TestChecks:
         racer = Racer({1: [1.0] * 9, 2: [1.0] * 9, 4: [4.0] * 9}, wrong_when_timed=[A], takes_s=0.02)
         assert hold([timed(A, 1.0), timed(B, 1.0), timed(D, 4.0)], racer, limit_s=0.01).winner.config == B
         assert racer.limits_s[racer.verified.index(B)] is None
-
-    def test_without_second_inputs_the_checks_are_made_and_it_is_noted(self, monkeypatch):
-        monkeypatch.setattr(Racer, "refused_seed", 1)
-        finals = hold(by_tile([A, D]), Racer(TIMES_US))
-        assert finals.winner.config == A
-        (notice,) = finals.notices
-        assert notice.endswith("with one set of inputs, not two: the reference is not finite")
 
     def test_the_winner_is_verified_often_enough_to_find_one_fault_in_fifty(self):
         racer, hurried = Racer(TIMES_US), Racer(TIMES_US)

@@ -2,9 +2,7 @@
 
 import random
 import re
-import resource
 import shutil
-import signal
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -121,10 +119,10 @@ def _folders(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def tune(request, bench, state):
+def tune(bench, state):
     """Tune with a database that is new, or in use: it holds an earlier study, in the file itself."""
     if state == "in use":
-        shutil.copyfile(request.getfixturevalue("earlier_study"), read_settings().database)
+        bench.tune(bench.record(n=2048), n=2048)
     return lambda loss: bench.tune(bench.record(), loss, sampler="random", discard=False)
 
 
@@ -258,25 +256,6 @@ class TestErrorsOfTheDatabase:
             holder.execute("ROLLBACK")
         assert len(searched(raised.value.rescued)) == 4  # the fifth could not be claimed
         assert len(searched(read_settings().database)) == 4
-
-    @pytest.fixture
-    def _limited_files(self):
-        """Ignore the signal of a limited file size, as Python does at its start, and restore the limit."""
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        yield
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, previous)
-
-    @pytest.mark.parametrize("after", [1, 6])
-    @pytest.mark.usefixtures("_limited_files")
-    def test_files_that_may_not_grow(self, bench, after):
-        """No rescue file can be written either, and the message says so."""
-        recording = bench.record()
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        loss = Loss(lambda path: resource.setrlimit(resource.RLIMIT_FSIZE, (log_of(path).stat().st_size, hard)), after)
-        with pytest.raises(RescuedRunError, match="disk"):
-            bench.tune(recording, loss)
 
     def test_the_command_line_exits_with_1(self, bench, scale_toml, monkeypatch):
         show, loss = TuneProgress.__call__, Loss(Path.unlink, 3)

@@ -11,7 +11,6 @@ from judges import BEST, FakeGpu, failing_if
 
 from autotile.core.documents import to_document
 from autotile.core.model import Measurement, Outcome, Resources, Trial, config_key, non_dominated, objective_values
-from autotile.database.database import Database
 from autotile.errors import InputError, RecordingError
 from autotile.tuning.backend import workload_of
 from autotile.tuning.options import FamilyPlan, TuneOptions
@@ -89,17 +88,6 @@ class TestReplay:
         (run,) = database.runs(study.study_id)
         assert run.summary["front"] == json.loads(json.dumps(result.to_json()["front"]))
         assert run.settings["objectives"] == ["time", "registers"]
-
-    def test_it_goes_on_as_it_would_have(self, bench, tmp_path):
-        chosen = {"objectives": REGISTERS, "sampler": "feasible", "finals": 0}
-        recording, orders = bench.record(), []
-        for name, stops in (("whole", [10]), ("parts", [4, 10])):
-            location = str(tmp_path / f"{name}.db")
-            for trials in stops:
-                bench.tune(recording, trials=trials, database=location, **chosen)
-            with Database.open(location) as database:
-                orders.append([config_key(t.config) for t in database.trials(1, phase="search")])
-        assert orders[0] == orders[1]
 
     @pytest.mark.parametrize(
         ("objectives", "lacking"),

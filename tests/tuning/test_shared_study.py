@@ -27,22 +27,15 @@ from autotile.tuning.result import TuneResult
 SESSION = """
 import sys
 from functools import partial
-from pathlib import Path
+import autotile
 from autotile.database import runs
-from autotile.kernel.library import load_kernel
-from autotile.kernel.problem import resolve_problem
-from autotile.settings import read_settings
 from autotile.tuning import backend
-from autotile.tuning.options import TuneOptions
-from autotile.tuning.session import tune
 
 backend.ReplayBackend = partial(backend.ReplayBackend, seconds=float(sys.argv[3]))
 if sys.argv[4:]:
     runs.LEASE_S = float(sys.argv[4])
     runs.is_gone = lambda owner: False  # as for a process of another machine
-kernel = load_kernel(sys.argv[1])
-options = TuneOptions(replay=Path(sys.argv[2]), workers=1, sampler="brute-force")
-result = tune(kernel, resolve_problem(kernel.spec, {"n": 4096}), read_settings(), options)
+result = autotile.tune(sys.argv[1], replay=sys.argv[2], workers=1, sampler="brute-force", progress=False)
 print(result.winner.config, sum(result.outcomes.values()))
 """
 

@@ -9,7 +9,7 @@ from judges import BEST, timed
 from msgspec import structs
 
 from autotile.core.device import device_profile
-from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial, split_objectives
+from autotile.core.model import Measurement, Outcome, Problem, Resources, Trial
 from autotile.errors import InputError, SpecError
 from autotile.kernel.library import Kernel, load_kernel
 from autotile.kernel.spec import KernelSpec
@@ -218,16 +218,6 @@ def test_energy_is_measured_where_it_is_used(rewrite, scored):
     assert not measures_energy(spec, None)
     assert measures_energy(spec, session_objective(spec, TuneOptions(objective="energy_mj * time_us")))
     assert measures_energy(rewrite({"share = ": 'watts = "1e3 * energy_mj / time_us"\nshare = '}).kernel.spec, None)
-
-
-def test_names_and_expressions():
-    assert split_objectives(["registers,energy"]) == (("time", "registers", "energy"), None)
-    assert split_objectives(["max(time_us, 3)"]) == (("time",), "max(time_us, 3)")
-    assert split_objectives(["time", "rate"], ["rate"]) == (("time",), "rate")
-    with pytest.raises(InputError, match="there is no objective 'rate'"):
-        split_objectives(["rate"])
-    with pytest.raises(InputError, match="must be the only one"):
-        split_objectives(["registers", "time_us / 2"])
 
 
 class TestSessions:

@@ -2,24 +2,19 @@
 
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from judges import BEST, DEFAULT, ending_at, timed
-from processes import count_configs, wait_for_trials
 
 import autotile
 from autotile.api import window as blocks
 from autotile.api.plans import PlanEntry, PlanRun
-from autotile.core.model import config_key
 from autotile.errors import InputError, NotTunedError, ProblemError
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, state_of
 from autotile.tuning.options import TuneOptions
@@ -334,71 +329,21 @@ class TestEnds:
         assert states(window) == {4096: "tuned"}
 
 
-PROGRAM = """
-import sys
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+def test_ranks_begin_with_different_problems(ask, monkeypatch):
+    orders = []
 
-import autotile
-from autotile.api import plans, targets, window
-from autotile.serving import dispatcher
-from autotile.settings import read_settings
-from autotile.tuning import backend
+    class Planned(PlanRun):
+        def run(self):
+            orders.append([planned.problem.sizes["n"] for planned in self._plan.problems])
+            return self.result
 
-backend.ReplayBackend = partial(backend.ReplayBackend, seconds=0.05)
-dispatcher.device_count = lambda: 0
-settings = replace(read_settings(), recording_folders=(Path(sys.argv[2]),))
-for module in (plans, targets, window):
-    module.read_settings = lambda: settings
-options = autotile.TuneOptions(replay="auto", workers=1, trials=12, sampler="brute-force")
-with autotile.tuning(60, options=options) as block:
-    kernels = [autotile.get_best_kernel(sys.argv[1], n=n) for n in (1024, 2048, 4096)]
-print([(kernel.tier, kernel.config) for kernel in kernels], block.result.is_complete)
-"""
-
-
-class TestProcesses:
-    @pytest.fixture
-    def start(self, scale_toml, tmp_path):
-        words = [sys.executable, "-c", PROGRAM, str(scale_toml), str(tmp_path)]
-        return lambda: subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def test_two_with_one_database_try_each_configuration_once_and_serve_the_same(self, start, bench):
-        programs = [start(), start()]
-        for program in programs:
-            output, errors = program.communicate(timeout=100)
-            assert output.strip() == f"{[('exact', BEST)] * 3} True", errors
-        counts = count_configs(bench.stored())
-        assert counts == {config_key(config): 3 for config in bench.configs()}  # once for each size
-
-    def test_one_that_is_killed_keeps_every_winner(self, start, bench, ask):
-        program = start()
-        wait_for_trials(Path(os.environ["AUTOTILE_DB"]), 20)
-        program.kill()
-        program.communicate()
-        stored = bench.stored()
-        with block() as window:
-            _ = [ask(n) for n in (1024, 2048, 4096)]
-        assert sorted(states(window).values()) == ["done", "tuned", "tuned"]
-        assert bench.stored()[: len(stored)] == stored
-        assert len(bench.stored()) == 36  # what it had tried counts, too
-
-    def test_ranks_begin_with_different_problems(self, ask, monkeypatch):
-        orders = []
-
-        class Planned(PlanRun):
-            def run(self):
-                orders.append([planned.problem.sizes["n"] for planned in self._plan.problems])
-                return self.result
-
-        monkeypatch.setattr(blocks, "PlanRun", Planned)
-        for rank in (0, 1, 2):
-            monkeypatch.setattr(blocks, "_rank", lambda rank=rank: (rank, 3))
-            with block(sizes={"n": [1000, 2000, 3000, 4000, 6000]}):
-                ask(5000)
-        assert [sorted(order) for order in orders] == [[1000, 2000, 3000, 4000, 5000, 6000]] * 3
-        assert len({order[0] for order in orders}) == len({order[1] for order in orders}) == 3
+    monkeypatch.setattr(blocks, "PlanRun", Planned)
+    for rank in (0, 1, 2):
+        monkeypatch.setattr(blocks, "_rank", lambda rank=rank: (rank, 3))
+        with block(sizes={"n": [1000, 2000, 3000, 4000, 6000]}):
+            ask(5000)
+    assert [sorted(order) for order in orders] == [[1000, 2000, 3000, 4000, 5000, 6000]] * 3
+    assert len({order[0] for order in orders}) == len({order[1] for order in orders}) == 3
 
 
 def test_a_failure_for_want_of_memory_says_what_the_program_leaves(bench, monkeypatch):

@@ -139,7 +139,7 @@ DEEDS: dict[str, Deed] = {
     # deaths
     "exit": (partial(os._exit, 3),),
     "leave_a_grandchild": (leave_a_grandchild,),
-    "slow_repeats": (*(enter_verify, partial(time.sleep, 0.3)) * 4, *reading({**EVALUATION, "measurement": None})),
+    "slow_repeats": (*(enter_verify, partial(time.sleep, 0.5)) * 4, *reading({**EVALUATION, "measurement": None})),
     "die_in_measure": (partial(die, "measure", signal.SIGKILL),),
     "killed": (partial(os.kill, os.getpid(), signal.SIGKILL),),
     "killed_once": (die_once, *answering(COMPILED)),
@@ -166,8 +166,9 @@ DEEDS: dict[str, Deed] = {
     "no_keys": answering({}),
     "error_of_no_kind": answering({"error": "something"}),
     "setup_error": answering({"error": "too large", "kind": "input"}),
-    # reply of a compile worker
+    # replies of a compile worker
     "compiled": answering(COMPILED),
+    "compiled_late": (partial(time.sleep, 20), *answering(COMPILED)),
 }
 
 

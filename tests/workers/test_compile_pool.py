@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_settings import SLOW, cache_settings
+from cache_settings import cache_settings
 
 from autotile.core.model import Outcome
 from autotile.cuda.compiler import CompileJob, _elf_section, compile_cubin
@@ -21,17 +21,6 @@ from autotile.workers.compile_pool import Compiled, CompilePool, Remote, worker_
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
-# A string of 4 GiB in the compiler's front end; a table of as much in its back end.
-LARGE_TEXT = """
-#define TIMES_16(x) x x x x x x x x x x x x x x x x
-#define TIMES_65536(x) TIMES_16(TIMES_16(TIMES_16(TIMES_16(x))))
-__device__ const char text[] = TIMES_65536(TIMES_65536("."));
-extern "C" __global__ void fill(char* x) { x[0] = text[x[1]]; }
-"""
-LARGE_TABLE = """
-__device__ int table[1 << 30] = {1};
-extern "C" __global__ void fill(int* x) { x[0] = table[x[1]]; }
-"""
 
 
 @pytest.fixture
@@ -158,19 +147,10 @@ def test_those_that_took_longer_with_the_same_options_begin_first_where_the_orde
         assert ordered == ([1, 16, 16, 4, 4, 1] if is_free else [1, 1, 4, 16, 4, 16])
 
 
-def test_a_compilation_that_hangs_costs_one_candidate(make):
-    pool = make()
-    start = time.monotonic()
-    slow = pool.submit(lambda: replace(JOB, source=SLOW, source_hash="slow", options=("-DDEPTH=16",)), 1.5).result()
-    assert (slow.outcome, slow.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 1.5 s")
-    assert 1.5 < slow.seconds <= time.monotonic() - start < 4.5
-    assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
-
-
-@pytest.mark.parametrize("source", [LARGE_TEXT, LARGE_TABLE], ids=["front end", "back end"])
-def test_a_compilation_that_takes_all_memory_costs_one_candidate(make, source):
-    pool = make(deadline_s=60, memory_bytes=2**28)
-    large = pool.submit(lambda: replace(JOB, source=source, source_hash="large")).result()
+@pytest.mark.parametrize("name", ["large_text", "large_table"])
+def test_a_compilation_that_takes_all_memory_costs_one_candidate(make, name):
+    pool, source = make(deadline_s=60, memory_bytes=2**28), Path(__file__).with_name(f"{name}.cu").read_text()
+    large = pool.submit(lambda: replace(JOB, source=source, source_hash=name)).result()
     assert large.outcome is Outcome.COMPILE_FAILED
     assert "out of memory" in large.reason
     assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
@@ -181,7 +161,7 @@ def test_a_compilation_that_takes_all_memory_costs_one_candidate(make, source):
     [
         ("exit", Outcome.COMPILE_FAILED, "the compiler failed: the worker died with exit code 3"),
         ("fault_in_verify", Outcome.COMPILE_FAILED, "SIGSEGV"),
-        ("sleep", Outcome.TIMED_OUT, "the compiler was stopped after 0.5 s"),
+        ("compiled_late", Outcome.TIMED_OUT, "the compiler was stopped after 0.5 s"),
         ("no_keys", Outcome.COMPILE_FAILED, "is malformed: object missing required field cubin"),
     ],
 )
@@ -191,6 +171,7 @@ def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(bad, deed, outcom
     failed = pool.submit(lambda: entry(deed), 0.5).result()
     assert failed.outcome is outcome
     assert words in failed.reason
+    assert failed.seconds > 0.5 or outcome is not Outcome.TIMED_OUT
     assert pool.submit(lambda: entry("compiled")).result().cubin is not None
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
@@ -41,59 +42,8 @@ ENDED = "autotile: done "
 CLEAN = "========= ERROR SUMMARY: 0 errors"
 CLEAN_RACES = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
 
-INVALID_WRITE = """
-========= Invalid __global__ write of size 4 bytes
-=========     at scale+0x1230 in scale.cu:4
-=========     by thread (0,0,0) in block (1,0,0)
-=========     Address 0x7f2c4c600fb0 is out of bounds
-=========     and is 13 bytes after the nearest allocation at 0x7f2c4c600000 of size 4,004 bytes
-=========
-========= Invalid __global__ write of size 4 bytes
-=========     at scale+0x1230 in scale.cu:4
-=========     by thread (1,0,0) in block (1,0,0)
-=========
-"""
-RACE = """
-========= Error: Race reported between Write access at scale+0x90 in scale.cu:41
-=========     and Read access at scale+0x100 in scale.cu:51 [508 hazards]
-=========
-"""
-UNINITIALIZED = """
-========= Uninitialized __global__ memory read of size 4 bytes
-=========     at scale(float *)+0x70
-=========     by thread (31,0,0) in block (1,0,0)
-=========     Address 0x7f3c7ec000fc
-=========
-"""
-DIVERGENT = """
-========= Barrier error detected. Divergent thread(s) in block.
-=========     at scale+0x11f0
-=========     by thread (32,0,0) in block (0,0,0)
-=========
-"""
-WARP_WARNING = """
-========= Warning: Race reported between Write access at errors+0xf0
-=========     and Read access at errors+0x280 [4 hazards]
-=========
-========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)
-"""
-UNTRACKED = """
-========= Internal Sanitizer Error: The Sanitizer encountered an error while launching scale and didn't track the \
-launch. Errors might go undetected. (Unable to allocate enough memory to perform the requested operation)
-=========
-"""
-OVERFLOW = """
-========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect. Try using \
---num-cuda-barriers to fix the issue
-"""
-AFTERMATH = """
-========= Error: process didn't terminate successfully
-=========     The application may have hit an error when dereferencing Unified Memory from the host.
-========= Target application returned an error
-"""
-NOT_SUPPORTED = '========= Device not supported. Please refer to the "Supported Devices" section of the documentation\n'
-TOO_OLD = "========= Detected an unsupported driver version. Please update your CUDA installation to 13.0 or newer\n"
-NEVER_STARTED = "========= Error: Target application terminated before first instrumented API call\n"
+RECORDED = tomllib.loads(Path(__file__).with_name("sanitizer_reports.toml").read_text())
+REPORTS = {name: str(report["text"]) for name, report in RECORDED.items()}
 
 
 @pytest.fixture
@@ -121,7 +71,7 @@ def judged(*texts: str, tool: Tool = "memcheck", trouble: str = "") -> Finding:
     ("tool", "texts"),
     [
         *((tool, (AT_RAGGED, AT_TUNED, ENDED, CLEAN_RACES if tool == "racecheck" else CLEAN)) for tool in TOOLS),
-        ("racecheck", (AT_TUNED, ENDED, WARP_WARNING)),  # a race among the threads of a warp
+        ("racecheck", (AT_TUNED, ENDED, REPORTS["race_in_a_warp"])),  # a race among the threads of a warp
         ("memcheck", ("element 7", "error: fail", AT_TUNED, "==", "", "\x00\x1b[1m", ENDED, CLEAN)),
     ],
 )
@@ -130,46 +80,19 @@ def test_a_run_to_the_end_without_errors_passes(tool, texts):
 
 
 class TestFailed:
-    @pytest.mark.parametrize(
-        ("tool", "report", "reason"),
-        [
-            (
-                "memcheck",
-                INVALID_WRITE,
-                "Invalid __global__ write of size 4 bytes at scale+0x1230 in scale.cu:4 "
-                "by thread (0,0,0) in block (1,0,0), at n=1001",
-            ),
-            (
-                "racecheck",
-                RACE,
-                "Race reported between Write access at scale+0x90 in scale.cu:41 "
-                "and Read access at scale+0x100 in scale.cu:51 [508 hazards], at n=1001",
-            ),
-            ("racecheck", RACE.replace("Error:", "ERROR:"), "Race reported between Write access at scale+0x90"),
-            (
-                "initcheck",
-                UNINITIALIZED,
-                "Uninitialized __global__ memory read of size 4 bytes at scale(float *)+0x70 "
-                "by thread (31,0,0) in block (1,0,0), at n=1001",
-            ),
-            (
-                "synccheck",
-                DIVERGENT,
-                "Barrier error detected. Divergent thread(s) in block at scale+0x11f0 "
-                "by thread (32,0,0) in block (0,0,0), at n=1001",
-            ),
-        ],
-    )
-    def test_the_first_report_is_told(self, tool, report, reason):
-        found = judged(AT_RAGGED, report, AT_TUNED, ENDED, "========= ERROR SUMMARY: 2 errors", tool=tool)
-        assert found.result == "failed"
-        assert found.reason.startswith(reason)
+    @pytest.mark.parametrize("name", [name for name, report in RECORDED.items() if "reason" in report])
+    def test_the_first_report_is_told(self, name):
+        report, ended = RECORDED[name], "========= ERROR SUMMARY: 2 errors"
+        found = judged(AT_RAGGED, report["text"], AT_TUNED, ENDED, ended, tool=report["tool"])
+        assert (found.result, found.reason) == ("failed", report["reason"])
+        of_another_version = report["text"].replace("Error:", "ERROR:")
+        assert judged(AT_RAGGED, of_another_version, AT_TUNED, ENDED, ended, tool=report["tool"]) == found
 
     def test_at_the_sizes_that_it_was_reported_at_whatever_became_of_the_run_then(self):
-        assert judged(AT_RAGGED, AT_TUNED, UNINITIALIZED, ENDED, CLEAN).reason.endswith(", at n=4096")
+        assert judged(AT_RAGGED, AT_TUNED, REPORTS["uninitialized"], ENDED, CLEAN).reason.endswith(", at n=4096")
         launch_failure = "autotile: error cudaErrorLaunchFailure"
-        assert judged(AT_RAGGED, INVALID_WRITE, launch_failure, AFTERMATH).result == "failed"
-        assert judged(INVALID_WRITE, trouble="not finished within 1 s").result == "failed"
+        assert judged(AT_RAGGED, REPORTS["invalid_write"], launch_failure, REPORTS["aftermath"]).result == "failed"
+        assert judged(REPORTS["invalid_write"], trouble="not finished within 1 s").result == "failed"
 
     def test_errors_in_an_unknown_form(self):
         found = judged(AT_TUNED, "========= Something new", ENDED, "========= ERROR SUMMARY: 3 errors")
@@ -183,13 +106,16 @@ class TestUnchecked:
     @pytest.mark.parametrize(
         ("texts", "reason"),
         [
-            ((NOT_SUPPORTED, "autotile: error cudaErrorUnknown", AFTERMATH), "Device not supported. Please refer"),
-            ((TOO_OLD, AFTERMATH), "Detected an unsupported driver version"),
-            ((NEVER_STARTED, CLEAN), "Error: Target application terminated before"),
-            ((AT_TUNED, "autotile: error out of memory", AFTERMATH, CLEAN), "out of memory at n=4096"),
-            ((AT_TUNED, UNTRACKED, ENDED, CLEAN), "Internal Sanitizer Error: .* Errors might go undetected"),
-            ((AT_TUNED, UNTRACKED, ENDED, "========= ERROR SUMMARY: 1 error"), "Internal Sanitizer Error"),
-            ((AT_TUNED, OVERFLOW, ENDED, CLEAN), "Warning: Detected overflow .* Results might be incorrect"),
+            (
+                (REPORTS["not_supported"], "autotile: error cudaErrorUnknown", REPORTS["aftermath"]),
+                "Device not supported. Please refer",
+            ),
+            ((REPORTS["driver_too_old"], REPORTS["aftermath"]), "Detected an unsupported driver version"),
+            ((REPORTS["never_started"], CLEAN), "Error: Target application terminated before"),
+            ((AT_TUNED, "autotile: error out of memory", REPORTS["aftermath"], CLEAN), "out of memory at n=4096"),
+            ((AT_TUNED, REPORTS["untracked"], ENDED, CLEAN), "Internal Sanitizer Error: .* Errors might go undetected"),
+            ((AT_TUNED, REPORTS["untracked"], ENDED, "========= ERROR SUMMARY: 1 error"), "Internal Sanitizer Error"),
+            ((AT_TUNED, REPORTS["overflow"], ENDED, CLEAN), "Warning: Detected overflow .* Results might be incorrect"),
             ((AT_RAGGED, CLEAN), "it ended with exit code 0 at n=1001"),
             ((CLEAN,), "it ended with exit code 0$"),
             ((AT_TUNED, ENDED), "it ended with exit code 0 and no summary"),
@@ -253,7 +179,7 @@ class TestAll:
         code = f"""
 tool, request = sys.argv[sys.argv.index("--tool") + 1], open(sys.argv[-1]).read()
 if tool == "racecheck" and '"THREADS": 64' in request:
-    print({RACE!r})
+    print({REPORTS["race"]!r})
 print({ENDED!r}, {CLEAN!r}, sep="\\n")
 """
         other = Candidate({"THREADS": 64}, "/nowhere/b.cubin")
