@@ -1,6 +1,5 @@
 """Small kernels that use features of search-space files: files in ``sample_kernels``, and spaces that tests make."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,10 +15,15 @@ def space_text(name: str) -> str:
 SPLIT_SPACE, CLUSTER_SPACE = space_text("split"), space_text("swap")
 
 
-def copy_kernel(folder: Path, name: str) -> Path:
-    """Copy a kernel's template and search-space file to a folder; return the path of the latter."""
-    shutil.copyfile(FOLDER / f"{name}.cu", folder / f"{name}.cu")
-    return Path(shutil.copyfile(FOLDER / f"{name}.toml", folder / f"{name}.toml"))
+def copy_kernel(folder: Path, name: str, changes: Mapping[str, str] = {}) -> Path:
+    """Copy a kernel's template and search-space file to a folder, with changes; return the path of the latter."""
+    texts = {ending: (FOLDER / f"{name}.{ending}").read_text() for ending in ("cu", "toml")}
+    for old, new in changes.items():
+        assert any(old in text for text in texts.values()), old
+        texts = {ending: text.replace(old, new) for ending, text in texts.items()}
+    for ending, text in texts.items():
+        (folder / f"{name}.{ending}").write_text(text)
+    return folder / f"{name}.toml"
 
 
 def write_kernel(folder: Path, template: str, space: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from child_python import python
+from feature_kernels import FOLDER
 
 import autotile
 from autotile import Buffer, Scalar, Scratch
@@ -24,12 +25,7 @@ from autotile.kernel.python_kernel import parameter_names
 from autotile.tuning.plan import read_plan
 from autotile.tuning.verifying import CandidateCheck
 
-CODE = """
-extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
-    const int first = (blockIdx.x * THREADS + threadIdx.x) * WORK;
-    for (int i = first; i < first + WORK && i < n; ++i) y[i] = factor * x[i];
-}
-"""
+CODE = (FOLDER / "scale.cu").read_text()
 WITH_NAIVE = CODE + "__global__ void naive(const float* x, float* y, int n, float factor) { *y = factor * *x; }\n"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from cache_settings import cache_settings
 from child_python import python
-from feature_kernels import block_space, copy_kernel
+from feature_kernels import copy_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,21 +54,6 @@ namespace inner { __global__ void fill(float* x) { x[threadIdx.x] = 1; } }
 __global__ void twice(float* x) { x[threadIdx.x] *= 2; }
 __global__ void twice(int* x) { x[threadIdx.x] *= 2; }
 static __global__ void own(float* x) { x[0] = BLOCK; }
-"""
-SOFTMAX = block_space(
-    "softmax",
-    'x = { buffer = "float32", shape = ["N"], access = "inout" }',
-    'outputs = { x = "x" }',
-    entry="softmax<BLOCK, SCALAR, (N > 10), detail::BLOCK>",
-    problem="sizes = { N = 64 }",
-    parameters={"BLOCK": [64, 128], "SCALAR": ["float", "unsigned int"], "UNROLL": [1, 2]},
-    default={"BLOCK": 128, "SCALAR": '"unsigned int"', "UNROLL": 2},
-    grid="1",
-)
-TEMPLATES = """// template <int UNROLL>
-namespace detail { constexpr int BLOCK = 3; }
-template <int BLOCK, typename SCALAR, bool EDGE, int Z>
-__global__ void __launch_bounds__(BLOCK) softmax(float* x) { x[threadIdx.x] = SCALAR(EDGE + Z + UNROLL + BLOCK); }
 """
 SMALL_JOB = CompileJob('extern "C" __global__ void k(float* x) { x[0] = 1; }', "a" * 64, "/tmp/k.cu", "k", "sm_90", ())
 
@@ -228,10 +213,11 @@ ptxas info    : Used 12 registers, used 0 barriers
 
     @pytest.mark.parametrize("is_included", [False, True])
     def test_names_of_template_parameters_are_no_macros(self, tmp_path, is_included):
-        (tmp_path / "softmax.toml").write_text(SOFTMAX)
-        (tmp_path / "softmax.cu").write_text('#include "code.cuh"\n' if is_included else TEMPLATES)
-        (tmp_path / "code.cuh").write_text(TEMPLATES if is_included else "")
-        kernel = load_kernel(str(tmp_path / "softmax.toml"))
+        toml = copy_kernel(tmp_path, "softmax")
+        if is_included:
+            toml.with_suffix(".cu").rename(tmp_path / "code.cuh")
+            toml.with_suffix(".cu").write_text('#include "code.cuh"\n')
+        kernel = load_kernel(str(toml))
         assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z", "N"}
         assert kernel.spec.compiled_names == ("N",)
         job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
@@ -244,10 +230,9 @@ ptxas info    : Used 12 registers, used 0 barriers
 
     def test_a_name_that_only_the_entry_uses_is_no_macro(self, tmp_path):
         """A header, such as CUB's, may have a parameter of that name."""
-        (tmp_path / "softmax.toml").write_text(SOFTMAX.replace("(N > 10), detail::BLOCK", "(UNROLL > 1), 3"))
-        code = TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
-        (tmp_path / "softmax.cu").write_text(code)
-        kernel = load_kernel(str(tmp_path / "softmax.toml"))
+        unused = {"+ UNROLL": "+ 1", "template <int UNROLL>": "UNROLL"}
+        toml = copy_kernel(tmp_path, "softmax", {**unused, "(N > 10), detail::BLOCK": "(UNROLL > 1), 3"})
+        kernel = load_kernel(str(toml))
         job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
         assert job.options == ("-DDTYPE=float",)
         assert compile_cubin(job).functions[job.entry].symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
