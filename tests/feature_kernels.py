@@ -1,6 +1,6 @@
-"""Small kernels that use features of search-space files: files in ``sample_kernels``, and spaces that tests make."""
+"""Small kernels that use features of search-space files: files in ``sample_kernels``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("sample_kernels")
@@ -24,47 +24,3 @@ def copy_kernel(folder: Path, name: str, changes: Mapping[str, str] = {}) -> Pat
     for ending, text in texts.items():
         (folder / f"{name}.{ending}").write_text(text)
     return folder / f"{name}.toml"
-
-
-def write_kernel(folder: Path, template: str, space: str) -> Path:
-    """Write a kernel to a folder, and return the path of its search-space file, which has the name of the kernel."""
-    name = space.partition('name = "')[2].partition('"')[0]
-    (folder / f"{name}.cu").write_text(template)
-    (folder / f"{name}.toml").write_text(space)
-    return folder / f"{name}.toml"
-
-
-def block_space(
-    name: str,
-    arguments: str,
-    reference: str,
-    *,
-    entry: str = "",
-    problem: str = "sizes = { N = 5000 }",
-    parameters: Mapping[str, Sequence[int]] = {"BLOCK": (64, 128)},
-    default: Mapping[str, int] = {"BLOCK": 128},
-    grid: str = '"ceil_div(N, BLOCK)"',
-    launch: str = "",
-) -> str:
-    """Return the search space of a kernel whose blocks have BLOCK threads; its entry is its name unless given."""
-    lists = ", ".join(f"{key} = {list(values)}" for key, values in parameters.items())
-    chosen = ", ".join(f"{key} = {value}" for key, value in default.items())
-    return f"""
-kernel = {{ name = "{name}", template = "{name}.cu", entry = "{entry or name}" }}
-parameters = {{ {lists} }}
-default = {{ {chosen} }}
-
-[problem]
-{problem}
-
-[launch]
-block = ["BLOCK"]
-grid = [{grid}]
-{launch}
-
-[arguments]
-{arguments.strip()}
-
-[reference]
-{reference.strip()}
-"""

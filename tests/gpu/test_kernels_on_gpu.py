@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from candidates import expect_ok, expect_wrong, tune_watched
-from feature_kernels import block_space, copy_kernel, write_kernel
+from feature_kernels import copy_kernel
 
 import autotile
 from autotile.core.dtypes import DTYPES
@@ -23,24 +23,6 @@ from autotile.tuning.options import TuneOptions
 
 pytestmark = pytest.mark.gpu
 
-
-MAP_TEMPLATE = """
-#include <cuda_fp8.h>
-extern "C" __global__ void __launch_bounds__(BLOCK) map(const IN* x, OUT* y, int N) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < N) { BODY }
-}
-"""
-
-MAP_SPACE = block_space(
-    "map",
-    """
-x = { buffer = "@in", shape = ["N"], access = "in" }
-y = { buffer = "@out", shape = ["N"], access = "out" }
-N = { scalar = "int32", value = "N" }
-""",
-    'outputs = { y = "@reference" }',
-)
 
 ELEMENTS = {
     "bool": ("bool", "bool", "y[i] = !x[i];", "1 - x"),
@@ -57,9 +39,9 @@ ELEMENTS = {
 def map_kernel(folder: Path, case: str) -> Path:
     given, made, body, reference = ELEMENTS[case]
     types = {name: DTYPES["float32" if name == "float" else name].c_type for name in (given, made)}
-    template = MAP_TEMPLATE.replace("IN*", f"{types[given]}*").replace("OUT*", f"{types[made]}*").replace("BODY", body)
-    space = MAP_SPACE.replace("@in", given).replace("@out", "float32" if made == "float" else made)
-    return write_kernel(folder, template, space.replace("@reference", reference))
+    template = {"IN*": f"{types[given]}*", "OUT*": f"{types[made]}*", "{ BODY }": f"{{ {body} }}"}
+    space = {"TYPE_IN": given, "TYPE_OUT": "float32" if made == "float" else made, "REFERENCE": reference}
+    return copy_kernel(folder, "map", {**template, **space})
 
 
 SERVED: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "float3": lambda v: -v}

@@ -193,14 +193,10 @@ def test_an_array_is_the_reference_of_arrays():
 
 def test_without_a_reference_configurations_must_agree():
     code = SMOOTH.replace("WRONG ? 1.0f", "WRONG ? (float)BLOCK")
-    arguments = [Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")]
-    described: dict[str, Any] = {"sizes": {"n": 5000}, "arguments": arguments, "default": {"BLOCK": 64, "WRONG": 0}}
-    described["launch"] = ("BLOCK", "ceil_div(n, BLOCK)")
-    kernel = autotile.kernel(code, "smooth", parameters={"BLOCK": [32, 64, 128], "WRONG": [0, 1]}, **described)
-    result = kernel.tune(options=OPTIONS, progress=False)
+    result = smooth(code).tune(options=OPTIONS, progress=False)
     assert result.winner.config["WRONG"] == 0
     assert any("NO REFERENCE" in notice for notice in result.notices)
-    alone = autotile.kernel(code, "smooth", name="alone", parameters={"BLOCK": [64], "WRONG": [0]}, **described)
+    alone = smooth(code, name="alone", parameters={"BLOCK": [64], "WRONG": [0]})
     assert alone.tune(options=OPTIONS, progress=False).winner is None  # nothing confirms its result
 
 
