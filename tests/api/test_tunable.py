@@ -151,8 +151,7 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
             "partial": Scratch("float32", ["WORK", "n"], init="zeros"),
         }
         spec = scale(arguments=arguments, reference={"x": "2.0 * x"}).definition.spec
-        assert spec.workspaces[0].name == "partial"
-        assert spec.reference.outputs["x"].text == "2.0 * x"
+        assert (spec.workspaces[0].name, spec.reference.outputs["x"].text) == ("partial", "2.0 * x")
         assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.max_spill_bytes == 0
 
 
@@ -342,8 +341,7 @@ class TestEveryFunction:
         assert all(check.holds for check in autotile.explain(kernel, device="h200", WORK=2).checks)
         assert autotile.best(kernel, n=100, device="h200").tier == "default"
         assert autotile.get_best_kernel(kernel, n=1000) is kernel.best(n=1000)
-        assert autotile.list(kernel).studies == ()
-        assert autotile.trials(kernel).trials == ()
+        assert (autotile.list(kernel).studies, autotile.trials(kernel).trials) == ((), ())
 
     def test_a_rewritten_source_is_judged(self, tmp_path, monkeypatch, device):
         def judge(kernel, rewritten, problem, **_):

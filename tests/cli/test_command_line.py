@@ -340,8 +340,7 @@ def test_the_source_says_what_the_function_does_and_the_first_sentence_is_the_he
     assert (kernel.help, kernel.default) == ("Name of a kernel or an operation, or path of its file.", REQUIRED)
     assert (dtype.help, dtype.unsaid) == ("Element type, one of the kernel's.", "the kernel's first")
     options = {one.name: one for one in describe("api.tuning.tune")[1]}
-    assert (options["finals"].hint, options["finals"].default) == ("int", 12)
-    assert options["l2"].default == "cold"
+    assert (options["finals"].hint, options["finals"].default, options["l2"].default) == ("int", 12, "cold")
     assert options["objective"].help.endswith("May be given again.")
     flags = {"output": "-o", "keep_gpus": "--keep-gpu"}
     assert in_options("With ``output`` and ``keep_gpus``; ``BM``.", flags) == "With -o and --keep-gpu; BM."
@@ -469,8 +468,7 @@ class TestMissingSizes:
 
     def test_functions(self, tuned, recording):
         found = autotile.tune(tuned, options=autotile.TuneOptions(replay=recording, trials=1))
-        assert found.problem.sizes == {"n": 1048576}
-        assert found.notices[0] == SAID
+        assert (found.problem.sizes, found.notices[0]) == ({"n": 1048576}, SAID)
         said: list[str] = []
         found = autotile.tune(tuned, replay=recording, trials=1, announce=said.append)
         assert (said, SAID in found.notices) == ([SAID], False)  # they are announced or in the result

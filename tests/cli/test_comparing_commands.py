@@ -94,8 +94,7 @@ class TestMerge:
         b.put(1024, SLOW, 10.1)
         answer = run("db", "merge", a.path, b.path, "-o", out.path)
         assert "unresolved" in answer.out
-        assert out.served(1024) == SLOW
-        assert len(out.trials()) == 4
+        assert (out.served(1024), len(out.trials())) == (SLOW, 4)
         out.path.unlink()
         for _ in range(2):
             assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
@@ -207,8 +206,7 @@ class TestClean:
     def test_old_trials_go_and_their_winner_where_it_is_meant(self, mine, run):
         count = len(mine.trials())
         assert run("db", "clean", "--older-than", "90d").code == 0
-        assert len(mine.trials()) == count - 2
-        assert mine.served(512) == SLOW
+        assert (len(mine.trials()), mine.served(512)) == (count - 2, SLOW)
         assert run("db", "clean", "--older-than", "90d", "--winners").code == 0
         assert mine.served(512) is None
         assert mine.served(1024) == FAST
@@ -231,8 +229,7 @@ class TestClean:
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
         (study,) = answer["studies"]
         assert (study["reasons"], study["trials"], study["of"]) == (["other version"], 2, 3)
-        assert mine.served(1024, template_hash="0" * 64) == OTHER
-        assert mine.served(1024) == FAST
+        assert (mine.served(1024, template_hash="0" * 64), mine.served(1024)) == (OTHER, FAST)
 
     def test_what_a_session_needs_that_is_under_way(self, mine, run):
         with Database.open(mine.path) as database:

@@ -66,8 +66,7 @@ class TestWithResults:
         assert times[len(measured) :] == [None] * (len(times) - len(measured))
         assert all(row["source"] == "replayed" for row in rows)
         (wrong,) = run("trials", "scale", "--outcome", "wrong_result", "--json").document
-        assert wrong["reason"] == "y[3] is 0, expected 1"
-        assert wrong["config"] == {"THREADS": 32, "WORK": 4}
+        assert (wrong["reason"], wrong["config"]) == ("y[3] is 0, expected 1", {"THREADS": 32, "WORK": 4})
         assert len(run("trials", "scale", "n=1048576", "--limit", "2", "--json").document) == 2
         assert run("trials", "scale", "n=1", "--json").document == []
         assert "THREADS=32 WORK=4" in run("trials", "scale", "--outcome", "wrong_result").out
@@ -114,8 +113,7 @@ class TestWithResults:
         (time,) = [line for line in lines if line.startswith("time there")]
         assert "us on NVIDIA H200 (replayed) (95 % interval" in time
         found = run("best", scale_toml, "n=1048576", "--device", "h200", "--json").document
-        assert (found["tier"], found["config"]) == ("exact", {"THREADS": 256, "WORK": 4})
-        assert found["source"] == "replayed"
+        assert (found["tier"], found["config"], found["source"]) == ("exact", {"THREADS": 256, "WORK": 4}, "replayed")
         lines = run("best", scale_toml, "n=1048576", "--device", "h200").out.splitlines()
         assert lines[0] == "scale n=1048576 float32 on NVIDIA H200 (replayed)"
         assert all(line == line.rstrip() for line in lines)
@@ -253,8 +251,7 @@ def test_misses_of_the_default_cost_as_elsewhere_on_this_gpu(study, run):
     study(2048, (DEFAULT, 20.0), (SLOW, 21.0))
     miss(8192, "default", 1000)
     row = only_row(run)
-    assert row["call_us"] == pytest.approx(80.0 * 1.25)
-    assert row["lost_s"] == pytest.approx(1000 * 80.0 * 0.25 * 1e-6)
+    assert (row["call_us"], row["lost_s"]) == (pytest.approx(80.0 * 1.25), pytest.approx(1000 * 80.0 * 0.25 * 1e-6))
     assert (row["measured"], row["tuned"], row["count"]) == (False, False, 1000)
     assert "about 20 ms" in run("list", "--misses").out
 
@@ -277,8 +274,7 @@ def test_a_miss_that_was_tuned_since_is_known_unless_the_winner_fails_in_a_later
     study(1024, (FAST, 10.0), (DEFAULT, 12.0))
     miss(1024, "default", 50)
     row = only_row(run)
-    assert (row["measured"], row["tuned"]) == (True, True)
-    assert row["lost_s"] == pytest.approx(50 * 2.0 * 1e-6)
+    assert (row["measured"], row["tuned"], row["lost_s"]) == (True, True, pytest.approx(50 * 2.0 * 1e-6))
     assert "tuned" in run("list", "--misses").out
     with Database.open(read_settings().database) as database:
         database.add_run(1, [Trial(FAST, Outcome.CRASHED)], sampler="random")
@@ -323,9 +319,7 @@ def stored(tmp_path_factory):
 def test_a_page_of_a_problem(run, stored, tmp_path):
     page = tmp_path / "page.html"
     answer = run("report", "sgemm_2d", "M=4096", f"--db={stored}", "-o", page, "--json")
-    assert answer.code == 0
-    assert answer.document["studies"] == 1
-    assert answer.document["trials"] == 40
+    assert (answer.code, answer.document["studies"], answer.document["trials"]) == (0, 1, 40)
     assert answer.document["size_bytes"] == page.stat().st_size < 15_000_000
     assert page.read_text().startswith("<!DOCTYPE html>")
 

@@ -218,8 +218,7 @@ ptxas info    : Used 12 registers, used 0 barriers
             toml.with_suffix(".cu").rename(tmp_path / "code.cuh")
             toml.with_suffix(".cu").write_text('#include "code.cuh"\n')
         kernel = load_kernel(str(toml))
-        assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z", "N"}
-        assert kernel.spec.compiled_names == ("N",)
+        assert (kernel.template_names, kernel.spec.compiled_names) == ({"BLOCK", "SCALAR", "EDGE", "Z", "N"}, ("N",))
         job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
         assert job.options == ("-DUNROLL=2", "-DDTYPE=float")
         (function,) = compile_cubin(job).functions.values()
@@ -442,8 +441,7 @@ class TestParameters:
         job = CompileJob(PARAMETERS_SOURCE, "hash", "/nowhere/x.cu", "k<double>", architecture, (), ("none", "k<int>"))
         functions = compile_cubin(job).functions
         assert functions["k<double>"].parameter_bytes == (8, 4, 1, 24, 128, 8)
-        assert functions["k<int>"].parameter_bytes == (8, 4, 1, 24, 128, 4)
-        assert functions["none"].parameter_bytes == ()
+        assert (functions["k<int>"].parameter_bytes, functions["none"].parameter_bytes) == ((8, 4, 1, 24, 128, 4), ())
         assert [functions[name].max_threads for name in ("none", "k<int>")] == [96, None]
         fixed = SMALL_JOB.source.replace("void k", "void __cluster_dims__(4, 2, 1) k")
         (function,) = compile_cubin(replace(SMALL_JOB, source=fixed)).functions.values()
@@ -598,9 +596,7 @@ class TestCubinCache:
         assert cache.get("key") is None
         put = cache.put("key", compilation(1))
         assert cache.get("key") == put
-        assert put.path.read_bytes() == bytes([1]) * 1000
-        assert put.resources == RESOURCES
-        assert put.symbols == {"f": "_Z1fv"}
+        assert (put.path.read_bytes(), put.resources, put.symbols) == (bytes([1]) * 1000, RESOURCES, {"f": "_Z1fv"})
         other, changed = cache.put("other", compilation(1)), cache.put("changed", compilation(2))
         assert changed.cubin_hash != other.cubin_hash == put.cubin_hash
 

@@ -52,8 +52,7 @@ class TestOnGpu:
         theirs = runtime.getDeviceProperties(0)
         assert device.name == theirs["name"].decode()
         assert device.compute_capability == f"{theirs['major']}.{theirs['minor']}"
-        assert device.memory_bytes == theirs["totalGlobalMem"]
-        assert device.max_grid_dim == tuple(theirs["maxGridSize"])
+        assert (device.memory_bytes, device.max_grid_dim) == (theirs["totalGlobalMem"], tuple(theirs["maxGridSize"]))
         assert device.max_block_dim == tuple(theirs["maxThreadsDim"])
         for name, attribute in (
             ("sm_count", "MultiProcessorCount"),

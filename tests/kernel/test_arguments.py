@@ -192,8 +192,7 @@ class TestStructs:
         scalars = problem_scalars(spec, spec.at(), check=False)
         addresses = {"x": 0x1000, "y": 0x2000, "w": 0x3000}
         packed = pack_arguments(spec, data_of(spec), addresses=addresses, scalars=scalars)
-        assert len(packed) == 3
-        assert packed[-1].tobytes() == np.array([4096, 0x1000, 0x3000], np.uint64).tobytes()
+        assert (len(packed), packed[-1].tobytes()) == (3, np.array([4096, 0x1000, 0x3000], np.uint64).tobytes())
         one, two = (f'p = {{ struct = {{ n = {{ scalar = "int32", value = {n} }} }} }}' for n in (1, 2))
         assert space_hash(copy_spec(one)) != space_hash(copy_spec(two))
 

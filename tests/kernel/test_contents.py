@@ -47,8 +47,7 @@ def test_generators_take_their_parameters_which_may_depend_on_sizes():
     assert -2 <= uniform.min() < -1.9
     assert 4.9 < uniform.max() <= 5
     normal = values_of(spec_of('init = "normal(10, 0.5)"'))
-    assert normal.mean() == pytest.approx(10, abs=0.1)
-    assert normal.std() == pytest.approx(0.5, rel=0.1)
+    assert (normal.mean(), normal.std()) == (pytest.approx(10, abs=0.1), pytest.approx(0.5, rel=0.1))
     integers = spec_of('init = "integers(-3, K)"', dtype="int16")
     for check, upper, count in ((False, 16, 4096), (True, 7, 100)):
         values = values_of(integers, check=check)

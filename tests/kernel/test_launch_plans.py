@@ -49,8 +49,7 @@ def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stay
     assert [launch.step for launch in launches] == [0, 1, 1, 1, 2]
     assert [launch.geometry.grid[0] for launch in launches] == [16, 16, 8, 4, 1]
     assert [launch.scalars for launch in launches[1:4]] == [(("stride", s),) for s in (1, 2, 4)]
-    assert launches[0].arguments == ("x", "a", "N")
-    assert launches[4].scalars == (("block", 64),)
+    assert (launches[0].arguments, launches[4].scalars) == (("x", "a", "N"), (("block", 64),))
     assert launches[4].geometry.dynamic_smem_bytes == 256
     assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
     assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote

@@ -55,10 +55,8 @@ def test_an_objective_uses_a_measured_value(value):
 def test_every_section_is_read():
     spec = parse_spec(SGEMM, "sgemm.toml")
     assert (spec.name, spec.template, spec.entry) == ("sgemm", "sgemm.cu", "sgemm")
-    assert spec.summary == "C = alpha A B + beta C"
-    assert spec.options == ("--use_fast_math",)
-    assert spec.sizes == {"M": 4096, "N": 4096, "K": 4096}
-    assert spec.ragged == {"M": 389, "N": 277, "K": 149}
+    assert (spec.summary, spec.options) == ("C = alpha A B + beta C", ("--use_fast_math",))
+    assert (spec.sizes, spec.ragged) == ({"M": 4096, "N": 4096, "K": 4096}, {"M": 389, "N": 277, "K": 149})
     given = parse_spec(edited("{ M = 389 }", "{ K = 96 }"), "sgemm.toml").ragged  # the others are derived
     assert given == {"M": 389, "N": 277, "K": 96}
     assert spec.dtypes == ("float32", "float64")
@@ -79,10 +77,8 @@ def test_every_section_is_read():
     assert isinstance(m.binding, Expression)
     assert (alpha.dtype, alpha.default, alpha.check_value) == ("float32", 1.0, 0.75)
     assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
-    assert spec.reference.reduction.evaluate(spec.sizes) == 4096
-    assert spec.reference.tolerance == 1e-5
-    assert spec.work.flops.evaluate(spec.sizes) == 2 * 4096**3
-    assert (spec.source, spec.text) == ("sgemm.toml", SGEMM)
+    assert (spec.reference.reduction.evaluate(spec.sizes), spec.reference.tolerance) == (4096, 1e-5)
+    assert (spec.work.flops.evaluate(spec.sizes), spec.source, spec.text) == (2 * 4096**3, "sgemm.toml", SGEMM)
 
 
 def test_what_may_be_left_out():
@@ -90,8 +86,7 @@ def test_what_may_be_left_out():
     assert (spec.summary, spec.options, spec.dtypes, spec.rules) == ("", (), ("float32",), ())
     launch = spec.steps[0].launch
     assert (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers) == (None,) * 3
-    assert (spec.min_occupancy, spec.max_spill_bytes) == (0.0, None)
-    assert spec.reference.reduction.evaluate({}) == 1
+    assert (spec.min_occupancy, spec.max_spill_bytes, spec.reference.reduction.evaluate({})) == (0.0, None, 1)
     assert (spec.reference.tolerance, spec.work.flops, spec.work.bytes) == (None, None, None)
     refused(spec.text, 'y = "x"', 'y = "x + y"', "reference.outputs.y", "unknown name 'y'")  # it holds nothing to read
 

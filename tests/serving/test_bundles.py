@@ -127,8 +127,7 @@ class TestServing:
             "print(kernel.tier, dict(kernel.config), kernel.resources.registers > 0, image[:4])\n"
         )
         done = python("-c", code, env={"AUTOTILE_DB": "/nowhere/at/all.db"})
-        assert done.stderr == ""
-        assert done.stdout == f"exact {FAST} True b'\\x7fELF'\n"
+        assert (done.stderr, done.stdout) == ("", f"exact {FAST} True b'\\x7fELF'\n")
 
     @pytest.mark.parametrize("came_along", [False, True])
     def test_by_a_familys_rule(self, store, tmp_path, monkeypatch, came_along):
@@ -266,8 +265,7 @@ class TestRefusals:
             bundle.write_bytes(changed)
             try:
                 served = ask(bundle, 4096)
-                assert served._code.packed.read() == sound
-                assert served.config == kernel.config
+                assert (served._code.packed.read(), served.config) == (sound, kernel.config)
             except BundleError:
                 continue
 

@@ -191,8 +191,7 @@ class TestLaunches:
         for mapped, other in ((64, 128), (64, 256), (32, 256)):
             state.launch(7, (mapped, other))
             assert launched.pop() == (7, block.address, 0)
-            assert block.words[address] == other
-            assert list(block.words[place : place + 16]) == [mapped] * 16
+            assert (block.words[address], list(block.words[place : place + 16])) == (other, [mapped] * 16)
             assert block.words[number] & 0xFFFFFFFF == 3
         assert made == [64, 32]
 

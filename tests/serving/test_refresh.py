@@ -277,8 +277,7 @@ class TestDatabase:
         for config in (BEST, BETTER):
             store.put(4096, config)
             seen.append(file_signature(location))
-        assert seen[0] == ((0, 0, 0), (0, 0, 0))
-        assert len(set(seen)) == 3
+        assert (seen[0], len(set(seen))) == (((0, 0, 0), (0, 0, 0)), 3)
         assert file_signature("postgresql://host/name") is None
 
     def test_a_server_is_asked_rarely(self, monkeypatch):
@@ -732,8 +731,7 @@ class TestStandIns:
         assert re.search(said, explain(PROBLEM, DEVICE, kernel.choice))
         assert reports == []
         end_compilation(chosen)
-        assert kernel.config["TILE"] == 32
-        assert kernel.calls == 1
+        assert (kernel.config["TILE"], kernel.calls) == (32, 1)
         assert "stands in" not in explain(PROBLEM, DEVICE, kernel.choice)
         kernel("A", "B", "C")
         assert reports == [2]

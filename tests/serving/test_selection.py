@@ -303,8 +303,7 @@ def test_the_explanation_of_an_exact_result(store):
     store.put(4096, LARGE)
     store.put(8192, SMALL)
     kernel = store.ask(4096)
-    assert (kernel.tier, kernel.config, kernel.source) == ("exact", LARGE, "cuda")
-    assert kernel.measurement.time_us == 10.0
+    assert (kernel.tier, kernel.config, kernel.source, kernel.measurement.time_us) == ("exact", LARGE, "cuda", 10.0)
     assert abs(datetime.now(UTC) - kernel.tuned_at) < timedelta(minutes=1)
     assert kernel.explain() == (
         "scale n=4096 float32 on NVIDIA H200 is served THREADS=256 WORK=4. "
@@ -667,8 +666,7 @@ class TestFamilies:
         assert (choice.tier, choice.config, choice.unapplied) == ("family", SMALL, "")
         assert "at 10 held-out points it took 0.7" in choice.rule
         good, bad = self.timed([(0.0, 0.5)] * 8), self.timed([(0.5, 0.0)] * 8, LARGE)
-        assert self.choice(bad, good).config == SMALL
-        assert self.choice(good, bad).config == SMALL
+        assert (self.choice(bad, good).config, self.choice(good, bad).config) == (SMALL, SMALL)
 
     def test_a_choice_that_is_expected_to_be_slower_is_passed_over(self):
         wide = {**SGEMM.spec.default, "BN": 256, "BK": 16, "TM": 16, "STAGES": 1, "UNROLL": 16, "MIN_BLOCKS": 1}
