@@ -147,25 +147,19 @@ class TestShareOut:
         assert sessions.held[-1] == ("sgemm_ws", pytest.approx(60.0 - 12.0 - 2.0), True)
 
 
-class TestTuneProduct:
-    @pytest.fixture(autouse=True)
-    def _replay(self, monkeypatch, only_kernel):
-        monkeypatch.setattr(importlib.import_module("autotile.tuning.backend"), "has_driver", lambda: False)
-        only_kernel("matmul_tiled")
-
-    def test_a_second_search_goes_on_and_nothing_is_measured_twice(self):
-        with WorkerPool() as worker_pool:
-            tuned = tune_product(Product(2048, 2048, 2048), 60.0, None, worker_pool)
-        with Database.open(read_settings().database) as database:
-            (study,) = database.studies()
-            tried = [config_key(trial.config) for trial in database.trials(study.study_id, phase="search")]
-            (best,) = database.best()
-            runs = database.runs(study.study_id)
-        assert len(tried) == len(set(tried)) == tuned.tried["matmul_tiled"]
-        assert len(runs) == 3  # a probe, a search, the finals
-        assert best.confirmed
-        assert best.run == runs[-1]
-        assert tuned.seconds < 61.0
+def test_a_second_search_of_a_product_goes_on_and_nothing_is_measured_twice(monkeypatch, only_kernel):
+    monkeypatch.setattr(importlib.import_module("autotile.tuning.backend"), "has_driver", lambda: False)
+    only_kernel("matmul_tiled")
+    with WorkerPool() as worker_pool:
+        tuned = tune_product(Product(2048, 2048, 2048), 60.0, None, worker_pool)
+    with Database.open(read_settings().database) as database:
+        (study,) = database.studies()
+        tried = [config_key(trial.config) for trial in database.trials(study.study_id, phase="search")]
+        (best,) = database.best()
+        runs = database.runs(study.study_id)
+    assert len(tried) == len(set(tried)) == tuned.tried["matmul_tiled"]
+    assert len(runs) == 3  # a probe, a search, the finals
+    assert (best.confirmed, best.run) == (True, runs[-1])
 
 
 class TestSeeds:

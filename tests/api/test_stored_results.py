@@ -25,7 +25,6 @@ DEFAULT: Config = {"THREADS": 128, "WORK": 1}
 
 @pytest.fixture
 def mine(book):
-    """The user's own database."""
     return book("tuning.db")
 
 
@@ -147,9 +146,13 @@ def test_trials_and_a_header_are_exported(scale, tmp_path):
     assert (made.document["device"], made.document["format"]) == ("NVIDIA H200 (replayed)", "t4")
     done = f"12 configurations exported, {tmp_path / 'results.json'} (t4)"
     shows(made, f"<Written: scale n=1048576 float32 on NVIDIA H200 (replayed): {done}>", "<th>study</th>")
-    made = autotile.export(scale, output=str(tmp_path / "scale.hpp"), format="c-header")
-    line = f"<Written: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
-    shows(made, line, "2 cubins beside the header")
+    header = tmp_path / "include" / "scale.hpp"
+    made = autotile.export(scale, output=str(header), format="c-header")
+    shows(made, f"<Written: autotile::scale: 1 tuned problem, 2 cubins, {header}>", "2 cubins beside the header")
+    assert {(header.parent / cubin).read_bytes()[:4] for cubin in made.document["cubins"]} == {b"\x7fELF"}
+    rule, text = "if (!(sizes.n >= (config.THREADS * config.WORK))) return false;  // enough_blocks", header.read_text()
+    assert [words for words in (*made.document["cubins"], rule, "{{1048576}, ") if words not in text] == []
+    assert "@@" not in text
     for kernel, file_format, said in (
         (scale, "csv", "there is no format 'csv'; expected one of t4,"),
         ([scale], "t4", "give each with its own"),

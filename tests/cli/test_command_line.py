@@ -290,10 +290,7 @@ def test_who_does_not_read_the_answer_changes_no_exit_code(words, code, told):
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        command = [sys.executable, "-m", "autotile", *words.split()]
-        done = subprocess.run(
-            command, env=child_environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False
-        )
+        done = python("-m", "autotile", *words.split(), stdout=writer, stderr=subprocess.PIPE)
     finally:
         os.close(writer)
     assert done.returncode == code
@@ -435,8 +432,9 @@ class TestMissingSizes:
 
     def test_where_it_is_tuned(self, run, tuned, recording, tmp_path):
         bundle, plan = tmp_path / "b.bundle", tmp_path / "plan.toml"
-        assert run("export", "--format", "bundle", tuned, "-o", bundle).code == 0
-        tiers = []
+        made = run("export", "--format", "bundle", tuned, "-o", bundle, "--arch", "sm_80", "--arch", "sm_90")
+        assert (made.code, "sm_80 sm_90" in made.out, "digest" in made.out) == (0, True, True)
+        found = []
         for words in (
             ("best", tuned, "--device", "h200"),
             ("best", "scale", "--bundle", bundle, "--device", "h200"),
@@ -445,8 +443,10 @@ class TestMissingSizes:
             answer = run(*words, "--json")
             assert SAID in answer.err
             assert answer.document["problem"] == {"n": 1048576}
-            tiers.append(answer.document.get("tier"))
-        assert tiers[0] == "exact"
+            found.append(answer.document)
+        assert (found[0]["tier"], found[1]["config"]) == ("exact", {"THREADS": 256, "WORK": 4})
+        assert found[1]["bundle"].startswith(f"{bundle}, compiled for sm_90 with NVRTC ")
+        assert str(bundle) in run("best", "scale", "--bundle", bundle, "--device", "h200").out
         assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
         with pytest.raises(autotile.ProblemError, match="needs the size n"):  # a program that serves gives its sizes
             autotile.get_best_kernel(tuned, device="h200")

@@ -194,34 +194,6 @@ class TestExchange:
         run(*command).is_refused("holds a study named")
 
 
-@pytest.mark.usefixtures("tuned")
-def test_a_bundle_for_several_architectures_is_made_and_served_from(run, scale_toml, tmp_path):
-    path = tmp_path / "app.autotile"
-    words = ("-o", path, "--arch", "sm_80", "--arch", "sm_90")
-    answer = run("export", "--format", "bundle", scale_toml, "n=1048576", *words)
-    assert answer.code == 0
-    assert "sm_80 sm_90" in answer.out
-    assert "digest" in answer.out
-    served = run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path, "--json").document
-    assert served["config"] == {"THREADS": 256, "WORK": 4}
-    assert served["bundle"].startswith(f"{path}, compiled for sm_90 with NVRTC ")
-    assert str(path) in run("best", "scale", "n=1048576", "--device", "h200", "--bundle", path).out
-
-
-@pytest.mark.usefixtures("tuned")
-def test_a_header_is_written_with_its_cubins(run, scale_toml, tmp_path):
-    path = tmp_path / "include" / "scale.hpp"
-    made = run("export", scale_toml, "--format", "c-header", "-o", path, "--json").document
-    assert (made["namespace"], made["problems"], len(made["cubins"])) == ("autotile::scale", 1, 2)
-    text = path.read_text()
-    for cubin in made["cubins"]:
-        assert (path.parent / cubin).read_bytes()[:4] == b"\x7fELF"
-        assert cubin in text
-    assert "if (!(sizes.n >= (config.THREADS * config.WORK))) return false;  // enough_blocks" in text
-    assert "{{1048576}, " in text
-    assert "@@" not in text
-
-
 FAST = {"THREADS": 256, "WORK": 4}
 SLOW = {"THREADS": 64, "WORK": 2}
 DEFAULT = {"THREADS": 128, "WORK": 1}

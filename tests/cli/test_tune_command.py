@@ -174,38 +174,33 @@ def test_misses_have_sizes_in_the_kernels_own_order_and_there_may_be_none(run):
     assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
 
 
-@pytest.mark.usefixtures("missed")
-class TestMisses:
-    @pytest.fixture
-    def missed(self, scale_toml, monkeypatch):
-        """A database in which programs asked for the recorded problem twice before it was tuned, another one once."""
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        with Database.open(read_settings().database) as database:
-            for n, times in ((1048576, 2), (2048, 1)):
-                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
-
-    def test_what_was_asked_for_is_tuned_once(self, run, recording, scale_toml):
-        run("best", "scale", "n=4096", "--device", "h200")  # looking is not counted
-        run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
-        rows = run("list", "--misses", "--json").document
-        assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
-        assert "NVIDIA H200" in run("list", "--misses").out
-        assert run("list", "--misses", scale_toml, "--json").document == rows
-        assert run("list", "--misses", "sgemm_2d", "--json").document == []
-        assert run("list", "--misses", "nosuch").code == 2
-        assert autotile.tune_misses("sgemm_2d").entries == ()
-        answer = run("tune", "--misses", f"--replay={recording}", "--json")
-        assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
-        assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
-        assert "n=2048 float32 is left out" in answer.err
-        assert "1048576 float32: 2 calls not served exactly" in answer.err
-        assert answer.code == 1
-        answer = run("tune", "--misses", "scale", f"--replay={recording}")
-        assert "1048576 float32: 2 calls" not in answer.err
-        assert "1 problem: 1 failed" in answer.out  # the other one
-        tuned = autotile.tune_misses(scale_toml, replay=recording)
-        assert repr(tuned).startswith("<PlanResult: plan misses: 1 problem: 1 failed, in ")
-        assert "expected scale n=2048 float32" in tuned.entries[0].reason
+def test_what_was_asked_for_is_tuned_once(run, recording, scale_toml, monkeypatch):
+    """Programs asked for the recorded problem twice before it was tuned, and for another one once."""
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    with Database.open(read_settings().database) as database:
+        for n, times in ((1048576, 2), (2048, 1)):
+            record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
+    run("best", "scale", "n=4096", "--device", "h200")  # looking is not counted
+    run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
+    rows = run("list", "--misses", "--json").document
+    assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
+    assert "NVIDIA H200" in run("list", "--misses").out
+    assert run("list", "--misses", scale_toml, "--json").document == rows
+    assert run("list", "--misses", "sgemm_2d", "--json").document == []
+    assert run("list", "--misses", "nosuch").code == 2
+    assert autotile.tune_misses("sgemm_2d").entries == ()
+    answer = run("tune", "--misses", f"--replay={recording}", "--json")
+    assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
+    assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    assert "n=2048 float32 is left out" in answer.err
+    assert "1048576 float32: 2 calls not served exactly" in answer.err
+    assert answer.code == 1
+    answer = run("tune", "--misses", "scale", f"--replay={recording}")
+    assert "1048576 float32: 2 calls" not in answer.err
+    assert "1 problem: 1 failed" in answer.out  # the other one
+    tuned = autotile.tune_misses(scale_toml, replay=recording)
+    assert repr(tuned).startswith("<PlanResult: plan misses: 1 problem: 1 failed, in ")
+    assert "expected scale n=2048 float32" in tuned.entries[0].reason
 
 
 def test_a_device_is_the_index_or_the_name_of_a_gpu_of_this_machine(run, scale_toml, monkeypatch):

@@ -37,24 +37,12 @@ from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import capability_of, is_below
 from autotile.workers.compile_pool import CompilePool
 
-SOURCE = """
-extern "C" __global__ void sum(DTYPE* x) {
-    __shared__ DTYPE tile[TILE];
-    tile[threadIdx.x] = x[threadIdx.x];
-    __syncthreads();
-    x[threadIdx.x] += tile[TILE - 1 - threadIdx.x];
-}
-"""
+PROGRAMS = Path(__file__).with_name("programs")
+SOURCE = (PROGRAMS / "sum.cu").read_text()
 JOB = CompileJob(SOURCE, "hash", "/nowhere/sum.cu", "sum", "sm_90", ("-DTILE=64", "-DDTYPE=float"))
 OLDEST_OF_NVRTC = {"12": "5.0", "13": "7.5"}
 """Lowest compute capability that each major version of NVRTC compiles for: CUDA Toolkit release notes."""
-NAMED = """
-template <int B, class T> __global__ void __launch_bounds__(B) scale(T* x, T by) { x[threadIdx.x] *= by; }
-namespace inner { __global__ void fill(float* x) { x[threadIdx.x] = 1; } }
-__global__ void twice(float* x) { x[threadIdx.x] *= 2; }
-__global__ void twice(int* x) { x[threadIdx.x] *= 2; }
-static __global__ void own(float* x) { x[0] = BLOCK; }
-"""
+NAMED = (PROGRAMS / "named.cu").read_text()
 SMALL_JOB = CompileJob('extern "C" __global__ void k(float* x) { x[0] = 1; }', "a" * 64, "/tmp/k.cu", "k", "sm_90", ())
 
 
@@ -81,16 +69,8 @@ class TestCompiling:
         assert compile_cubin(replace(JOB, source=source, options=options, architecture=architecture)).cubin
 
     def test_spills_are_reported(self):
-        source = """
-    extern "C" __global__ void __launch_bounds__(1024, 2) sum(float* x) {
-        float v[64];
-        for (int i = 0; i < 64; ++i) v[i] = x[i * 64 + threadIdx.x];
-        __syncthreads();
-        for (int j = 0; j < 64; ++j) for (int i = 0; i < 64; ++i) v[i] += v[(i + 1) % 64] * v[(i + 7) % 64];
-        for (int i = 0; i < 64; ++i) x[i * 64 + threadIdx.x] = v[i];
-    }
-    """
-        assert compile_cubin(replace(JOB, source=source)).resources.spill_bytes > 0
+        spilling = replace(JOB, source=(PROGRAMS / "spilling.cu").read_text())
+        assert compile_cubin(spilling).resources.spill_bytes > 0
 
     def test_messages_of_the_compiler_and_what_is_missing_or_refused(self):
         with pytest.raises(CompileError, match=r'sum\.cu\(\d+\): error: identifier "TILE" is undefined') as caught:
@@ -323,14 +303,7 @@ class TestLimits:
         assert str(error).startswith(expected or message)
 
 
-NVCC_SOURCE = """
-#include <vector>
-#include <limits>
-extern "C" __global__ void plain(float* x) { x[threadIdx.x] = std::numeric_limits<float>::infinity(); }
-template <int B, class T> __global__ void scale(T* x, int n) { x[threadIdx.x] *= B + TILE; }
-namespace inner { __global__ void fill(float* x, double d) { x[0] = d; } }
-float host(const std::vector<float>& v) { return v[0]; }
-"""
+NVCC_SOURCE = (PROGRAMS / "for_nvcc.cu").read_text()
 NVCC_JOB = CompileJob(
     NVCC_SOURCE, "hash", "/nowhere/x.cu", "plain", "sm_90", ("-DTILE=4", "--expt-relaxed-constexpr"), compiler="nvcc"
 )
@@ -360,7 +333,7 @@ class TestNvcc:
         assert all(0 < function.resources.registers <= 32 for function in functions.values())
 
     def test_errors_are_those_of_the_source(self):
-        with pytest.raises(CompileError, match=r'x\.cu\(5\): error: identifier "TILE" is undefined'):
+        with pytest.raises(CompileError, match=r'x\.cu\(4\): error: identifier "TILE" is undefined'):
             compile_cubin(replace(NVCC_JOB, options=NVCC_JOB.options[1:], entry="scale<64, float>"))
         with pytest.raises(CompileError, match=r"no __global__ function 'missing'.*plain"):
             compile_cubin(replace(NVCC_JOB, entry="missing"))
@@ -420,14 +393,7 @@ END""",
             compile_cubin(NVCC_JOB)
 
 
-PARAMETERS_SOURCE = """
-struct alignas(64) Map { char bytes[128]; };
-struct Three { float a; double b; char c; };
-template <class T> __global__ void k(T* x, int n, char c, Three s, const __grid_constant__ Map m, T d) {
-    x[n] = c + s.a + m.bytes[3] + d;
-}
-extern "C" __global__ void __launch_bounds__(96) none() {}
-"""
+PARAMETERS_SOURCE = (PROGRAMS / "parameters.cu").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -374,8 +374,6 @@ class SimulatedCuda:
 
 
 class TestSlowHost:
-    """What a kernel takes is measured, not what the host takes to launch it."""
-
     @pytest.fixture
     def cuda(self, monkeypatch):
         cuda = SimulatedCuda()

@@ -1,7 +1,5 @@
 """A session survives every fault of the kit and names a healthy winner; compute-sanitizer finds each by its tool."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +52,6 @@ def nothing_left(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Cubin cache shared by the tests of this file."""
     return tmp_path_factory.mktemp("cache")
 
 

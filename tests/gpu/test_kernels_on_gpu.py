@@ -1,7 +1,5 @@
 """Kernels of every kind, tuned and served: element types, launches, textures, flags, workspaces, tensor maps, steps."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """References of every kind tell right from wrong, and digests tell bits from bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sessions on a GPU: comparisons, families, kernels from Python, candidates, ragged sizes, calls and refreshes."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

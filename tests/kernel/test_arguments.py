@@ -162,16 +162,6 @@ class TestStructs:
         weights = { scalar = "float16", value = [0.5, 0.25, 0.125] },
         factor = { scalar = "complex64", value = [1, -1] },
         last = { scalar = "int8", value = -3 } } }""".replace("\n", " ")
-    SOURCE = """
-    #include <cuda_fp16.h>
-    struct Inner { short small; float* y; };
-    struct P {
-        bool flag; long long n; unsigned char tag; float3 origin; uchar4 color; float2 corners[2]; double4 box;
-        const float* x; Inner inner; __half weights[3]; float2 factor; signed char last;
-    };
-    CHECKS
-    extern "C" __global__ void k(P p) {}
-    """
 
     def test_the_layout_is_that_of_the_compiler(self):
         struct = copy_spec(self.STRUCT).arguments[-1]
@@ -182,7 +172,7 @@ class TestStructs:
         pairs = zip(members, offsets, strict=True)
         checks = [f'static_assert(__builtin_offsetof(P, {m}) == {o}, "");' for m, o in pairs]
         checks.append(f'static_assert(sizeof(P) == {layout.size_bytes}, "");')
-        compiled(self.SOURCE.replace("CHECKS", "\n".join(checks)))
+        compiled("\n".join([(Path(__file__).parent / "sources" / "structs.cu").read_text(), *checks]))
 
     def test_values_and_addresses_are_packed_and_the_members_are_part_of_the_hash(self):
         spec = copy_spec(
@@ -321,21 +311,19 @@ class TestWorkspaces:
             feasible_space(self.SPEC, self.SPEC.at(absurd), H200)
 
 
-class TestClusters:
-    SPEC = parse_spec(CLUSTER_SPACE, "swap.toml")
-
-    @pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
-    def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(self, n):
-        found = feasible_space(self.SPEC, self.SPEC.at({"n": n}), H200)
-        assert found.configs == [
-            {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
-            for threads in (64, 256)
-            for cluster in (1, 2, 3, 8)
-            for whole in (False, True)
-            if whole or int(np.ceil(n / threads)) % cluster == 0
-        ]
-        reason = check_config(self.SPEC, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, self.SPEC.at({"n": 65}), H200)
-        assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")
+@pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
+def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(n):
+    spec = parse_spec(CLUSTER_SPACE, "swap.toml")
+    found = feasible_space(spec, spec.at({"n": n}), H200)
+    assert found.configs == [
+        {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
+        for threads in (64, 256)
+        for cluster in (1, 2, 3, 8)
+        for whole in (False, True)
+        if whole or int(np.ceil(n / threads)) % cluster == 0
+    ]
+    reason = check_config(spec, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, spec.at({"n": 65}), H200)
+    assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")
 
 
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"

@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from child_python import python
 from spec_samples import copy_spec
 
 from autotile.core.dtypes import DTYPES
@@ -95,8 +94,7 @@ def test_another_process_makes_the_same_values():
         f"spec = parse_spec({spec.text!r}, 'k.toml')\n"
         "print(hashlib.sha256(inputs.input_maker(spec, spec.at())('x').tobytes()).hexdigest())"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert found == hashlib.sha256(values_of(spec).tobytes()).hexdigest()
+    assert python("-c", program, check=True).stdout.strip() == hashlib.sha256(values_of(spec).tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -308,8 +308,6 @@ class TestRefusals:
 
 
 class TestOperations:
-    """A bundle of an operation: what its model of times chooses among, compiled."""
-
     SIZES: ClassVar = {"M": 1000, "N": 1000, "K": 1000, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
 
     def ask(self, bundle: Path, **named: Any) -> Any:

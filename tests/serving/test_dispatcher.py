@@ -1,7 +1,5 @@
 """`get_best_kernel`: look-ups, devices by name, bad databases, misses, threads, requests of every form, few modules."""
 
-from __future__ import annotations
-
 import copy
 import json
 import multiprocessing
@@ -209,8 +207,6 @@ class TestDatabases:
 
 
 class TestStrict:
-    """Strict serving raises instead of serving a fallback, with the fields of the key that differ."""
-
     def test_what_is_not_tuned_or_cannot_run_here_is_refused(self, store):
         for said in ("nothing is tuned for scale; run `autotile tune`", "breaks a rule or a limit here"):
             store.ask(64)  # also where it was served before

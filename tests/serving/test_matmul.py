@@ -1,7 +1,5 @@
 """`matmul`: what is chosen, and gains of a launch; on a device results, layouts, repeated calls, and `linear`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choice between the kernels of an operation and libraries, from made-up measurements and models, without a device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Pinned choices: files, what they fix, what is refused, ranks, processes, and exchanges that keep the bits."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

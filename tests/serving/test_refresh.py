@@ -1,7 +1,5 @@
 """New results reach what is served already; calls of fallbacks are counted; what stands in while a kernel compiles."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

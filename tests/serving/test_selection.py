@@ -1,7 +1,5 @@
 """Which configuration is served: exact, of a family's rule, nearest, transferred or the default, and what never is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -533,8 +531,6 @@ def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tu
 
 
 class TestOtherSizes:
-    """Results of other sizes are served where they are expected to be faster than what an empty database serves."""
-
     def test_none_gets_slower_than_without_a_database_and_on_average_they_get_faster(self, tmp_path):
         alone = []
         for tuned in (["1024x1024x1024", "4096x4096x4096"], *([text] for text in RECORDINGS)):
@@ -590,8 +586,6 @@ def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(s
 
 
 class TestFamilies:
-    """Configurations that a family's rule serves, and those that it never serves."""
-
     @pytest.fixture(autouse=True)
     def _kernel(self, store):
         self.kernel: Kernel = store.kernel
