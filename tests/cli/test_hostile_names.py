@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from child_python import python
+from feature_kernels import space_text
 from msgspec import structs
 from stored_runs import add_trial, record_miss, start_run
 
@@ -74,10 +75,7 @@ def test_a_link_in_the_folder_is_not_followed(run, tmp_path):
 def test_an_operation_is_not_named_like_a_path(run, tmp_path):
     file = tmp_path / "sums.toml"
     for name in ("../sums", "/tmp/sums", "a/b", "..", ".", "", "a\\u0000b", "a\\nb", "x y"):
-        file.write_text(
-            f'[operation]\nname = "{name}"\nsizes = {{ ROWS = 64, N = 4096 }}\ndtypes = ["float32"]\n'
-            '[kernels.sgemm_2d]\nsizes = { M = "ROWS", K = "2 * N", N = "N" }\n'
-        )
+        file.write_text(space_text("sums").replace('name = "sums"', f'name = "{name}"'))
         run("best", file, "ROWS=64", "N=4096", "--device", "h200").is_refused("name")
 
 

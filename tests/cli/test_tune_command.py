@@ -332,66 +332,62 @@ def helpful(scale_toml, recording):
         write_recording(Path(recording).with_name(f"{n}.npz"), header, trials)
 
 
-class TestTuning:
-    def test_a_rule_in_force_is_served_until_the_kernel_changes(
-        self, tune_family, run, scale_toml, helpful, monkeypatch
-    ):
-        assert "no family is tuned yet" in run("list", "--families").out
-        answer = tune_family()
-        assert "in force  yes: at 12 held-out points it took 0." in answer.out
-        assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
-        best = run("best", scale_toml, "n=5001", "--json").document
-        assert (best["tier"], best["config"]) == ("family", {"THREADS": 64, "WORK": 1})
-        assert "A rule chose it for the family n=1000..2000000" in best["explain"]
-        assert "times as long as serving without it on average, at most 0." in best["explain"]
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        (listed,) = run("list", "scale", "--families", "--json").document
-        assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
-        assert listed["judgement"]["upper"] < 1
-        assert "rule  alignment of n" in run("list", "--families").out
-        assert "in force  yes" in run("list", "--families").out
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
-        assert "no: the kernel has changed since" in run("list", "--families").out
+def test_a_rule_in_force_is_served_until_the_kernel_changes(tune_family, run, scale_toml, helpful, monkeypatch):
+    assert "no family is tuned yet" in run("list", "--families").out
+    answer = tune_family()
+    assert "in force  yes: at 12 held-out points it took 0." in answer.out
+    assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
+    best = run("best", scale_toml, "n=5001", "--json").document
+    assert (best["tier"], best["config"]) == ("family", {"THREADS": 64, "WORK": 1})
+    assert "A rule chose it for the family n=1000..2000000" in best["explain"]
+    assert "times as long as serving without it on average, at most 0." in best["explain"]
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    (listed,) = run("list", "scale", "--families", "--json").document
+    assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
+    assert listed["judgement"]["upper"] < 1
+    assert "rule  alignment of n" in run("list", "--families").out
+    assert "in force  yes" in run("list", "--families").out
+    template = scale_toml.with_suffix(".cu")
+    template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
+    assert "no: the kernel has changed since" in run("list", "--families").out
 
-    def test_a_rule_of_one_point_is_not_in_force_and_all_say_so(
-        self, tune_family, run, scale_toml, monkeypatch, tmp_path
+
+def test_a_rule_of_one_point_is_not_in_force_and_all_say_so(tune_family, run, scale_toml, monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    said = "no: 0 held-out points are too few to judge it, at least 5 are needed"
+    answer = tune_family()
+    assert answer.code == 0
+    for words in (
+        "scale n=1000..2000000 float32 on NVIDIA H200 (replayed)",
+        "loss when left out",
+        "n=1048576",
+        "#0    THREADS=256 WORK=4",
+        "0.0 % on average at the points",
+        f"in force  {said}",
     ):
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        said = "no: 0 held-out points are too few to judge it, at least 5 are needed"
-        answer = tune_family()
-        assert answer.code == 0
-        for words in (
-            "scale n=1000..2000000 float32 on NVIDIA H200 (replayed)",
-            "loss when left out",
-            "n=1048576",
-            "#0    THREADS=256 WORK=4",
-            "0.0 % on average at the points",
-            f"in force  {said}",
-        ):
-            assert words in answer.out
-        assert "serve it" not in answer.out
-        assert "tuning point 1 of 1: scale n=1048576 float32" in answer.err
-        found = tune_family("--json").document
-        assert (found["kernel"], found["family"], found["dtype"]) == ("scale", "n=1000..2000000", "float32")
-        assert found["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": {"n": 1048576}}
-        assert found["held_out_loss"] is None  # a single point
-        assert found["rule"]["tree"]["serve"][0] == 0  # the others are for sizes where it breaks a rule
-        assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
-        assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
-        assert found["in_force"] is False
-        assert found["judgement"] == {"points": 0, "ratio": 1.0, "upper": None}
-        best = run("best", scale_toml, "n=900000", "--json").document
-        assert best["tier"] != "family"
-        assert "A rule was learned for the family n=1000..2000000, but is not in force: 0 held-out" in best["explain"]
-        assert best["unapplied"] in best["explain"]
-        assert f"in force  {said}" in run("list", "--families").out
-        (listed,) = run("list", "scale", "--families", "--json").document
-        assert listed["in_force"] is False
-        assert run("report", "scale", "-o", tmp_path / "page.html").code == 0
-        assert "The rule is not in force: 0 held-out points" in (tmp_path / "page.html").read_text()
-        limited = tune_family("--points", "1", "--max-configs", "1", "--json").document
-        assert len(limited["rule"]["configs"]) == 1
+        assert words in answer.out
+    assert "serve it" not in answer.out
+    assert "tuning point 1 of 1: scale n=1048576 float32" in answer.err
+    found = tune_family("--json").document
+    assert (found["kernel"], found["family"], found["dtype"]) == ("scale", "n=1000..2000000", "float32")
+    assert found["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": {"n": 1048576}}
+    assert found["held_out_loss"] is None  # a single point
+    assert found["rule"]["tree"]["serve"][0] == 0  # the others are for sizes where it breaks a rule
+    assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
+    assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
+    assert found["in_force"] is False
+    assert found["judgement"] == {"points": 0, "ratio": 1.0, "upper": None}
+    best = run("best", scale_toml, "n=900000", "--json").document
+    assert best["tier"] != "family"
+    assert "A rule was learned for the family n=1000..2000000, but is not in force: 0 held-out" in best["explain"]
+    assert best["unapplied"] in best["explain"]
+    assert f"in force  {said}" in run("list", "--families").out
+    (listed,) = run("list", "scale", "--families", "--json").document
+    assert listed["in_force"] is False
+    assert run("report", "scale", "-o", tmp_path / "page.html").code == 0
+    assert "The rule is not in force: 0 held-out points" in (tmp_path / "page.html").read_text()
+    limited = tune_family("--points", "1", "--max-configs", "1", "--json").document
+    assert len(limited["rule"]["configs"]) == 1
 
 
 PRODUCT = {"M": 2048, "N": 2048, "K": 2048}

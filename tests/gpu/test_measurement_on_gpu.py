@@ -16,7 +16,6 @@ from autotile.core.model import OBJECTIVES, Outcome
 from autotile.cuda.ceiling_kernels import CeilingKernels
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import device_uuid, live_device
-from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import Nvml, Timer, energy_meter
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
@@ -106,11 +105,6 @@ FLOAT = DTYPES["float32"]
 Measure = Callable[[int], tuple[float, float]]
 MIN_W, MAX_W = 20.0, 1500.0
 """Range of the power of any GPU under load, in watts."""
-
-
-@pytest.fixture(scope="module")
-def support(tmp_path_factory):
-    return SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 10**8), live_device().architecture)
 
 
 @pytest.fixture(scope="module", params=["hot", "cold"])

@@ -149,22 +149,10 @@ def test_malformed_values(argument, said):
 class TestStructs:
     """Their layout is the compiler's, and their content is what the file declares."""
 
-    STRUCT = """p = { struct = {
-        flag = { scalar = "bool", value = true },
-        n = { scalar = "int64", value = "N" },
-        tag = { scalar = "uint8", value = 7 },
-        origin = { scalar = "float3", value = [1, 2, 3] },
-        color = { scalar = "uchar4", value = [1, 2, 3, 4] },
-        corners = { scalar = "float2", value = [1, 2, 3, 4] },
-        box = { scalar = "double4", value = [1, 2, 3, "BLOCK"] },
-        x = { pointer = "x" },
-        inner = { struct = { small = { scalar = "int16", value = -1 }, y = { pointer = "y" } } },
-        weights = { scalar = "float16", value = [0.5, 0.25, 0.125] },
-        factor = { scalar = "complex64", value = [1, -1] },
-        last = { scalar = "int8", value = -3 } } }""".replace("\n", " ")
+    SOURCES = Path(__file__).with_name("sources")
 
     def test_the_layout_is_that_of_the_compiler(self):
-        struct = copy_spec(self.STRUCT).arguments[-1]
+        struct = copy_spec((self.SOURCES / "structs.toml").read_text().replace("\n", " ")).arguments[-1]
         layout = struct.layout("float32")
         offsets = [offset for offset, _, _ in layout.scalars] + [offset for offset, _ in layout.pointers]
         members = ["flag", "n", "tag", "origin", "color", "corners[0]", "corners[1]", "box", "inner.small"]
@@ -172,7 +160,7 @@ class TestStructs:
         pairs = zip(members, offsets, strict=True)
         checks = [f'static_assert(__builtin_offsetof(P, {m}) == {o}, "");' for m, o in pairs]
         checks.append(f'static_assert(sizeof(P) == {layout.size_bytes}, "");')
-        compiled("\n".join([(Path(__file__).parent / "sources" / "structs.cu").read_text(), *checks]))
+        compiled("\n".join([(self.SOURCES / "structs.cu").read_text(), *checks]))
 
     def test_values_and_addresses_are_packed_and_the_members_are_part_of_the_hash(self):
         spec = copy_spec(
