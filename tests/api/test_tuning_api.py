@@ -100,8 +100,7 @@ class TestModes:
 class TestKeywords:
     def test_options_stand_beside_sizes_and_take_the_place_of_those_of_the_object(self, scale_toml, recording):
         result = autotile.tune(scale_toml, n=N, trials=5, budget="30s", finals=0, seed=3, replay=recording)
-        assert sum(result.outcomes.values()) == 5
-        assert result.problem.sizes == {"n": N}
+        assert (sum(result.outcomes.values()), result.problem.sizes) == (5, {"n": N})
         given = autotile.TuneOptions(replay=recording, trials=10, finals=0)
         result = autotile.tune(scale_toml, n=N, trials=8, options=given)
         assert sum(result.outcomes.values()) == 8
@@ -266,8 +265,7 @@ class TestEvaluate:
 class TestAskAndTell:
     def test_every_configuration_is_proposed_once_the_default_first(self, opened):
         asked = [opened.ask(5), opened.ask(5), opened.ask(5), opened.ask(5)]
-        assert [len(one) for one in asked] == [5, 5, 2, 0]
-        assert asked[0][0] == DEFAULT
+        assert ([len(one) for one in asked], asked[0][0]) == ([5, 5, 2, 0], DEFAULT)
         distinct = {tuple(config.items()) for one in asked for config in one}
         assert len(distinct) == 12
 
@@ -317,8 +315,7 @@ class TestSession:
             assert {"THREADS": 256, "WORK": 2} not in session.ask(12)
             assert session.evaluate({"THREADS": 256, "WORK": 2})[0].time_us == before.time_us
             assert len(session.evaluate([{"THREADS": t, "WORK": w} for t in THREADS for w in (1, 2, 4)])) == 12
-        assert len(stored("search")) == 12
-        assert session.result.winner.config == {"THREADS": 256, "WORK": 4}
+        assert (len(stored("search")), session.result.winner.config) == (12, {"THREADS": 256, "WORK": 4})
 
     def test_an_exception_closes_it_without_a_result(self, scale_toml, options):
         session = autotile.session(scale_toml, n=N, options=options)
@@ -331,8 +328,7 @@ class TestSession:
         with pytest.raises(ZeroDivisionError):
             search()
         assert session.result is None
-        assert len(stored("search")) == 1
-        assert autotile.db_check().unfinished_runs == 0
+        assert (len(stored("search")), autotile.db_check().unfinished_runs) == (1, 0)
         with pytest.raises(InputError, match="the session is closed"):
             session.ask()
 

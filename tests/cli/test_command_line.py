@@ -51,8 +51,7 @@ def test_a_command_is_made_without_the_others(run, monkeypatch):
     made = []
     monkeypatch.setattr("autotile.cli.application.add_command", lambda app, name: made.append(name) or add(app, name))
     made_command.cache_clear()
-    assert run("db", "path").code == 0
-    assert made == ["db"]
+    assert (run("db", "path").code, made) == (0, ["db"])
 
 
 def test_help_and_the_packages_import_no_function():

@@ -71,8 +71,7 @@ class TestMerge:
         both = sorted(a.trials() + b.trials())
         assert out.trials() == both
         answer = run("db", "merge", a.path, b.path, "-o", a.path, "--json").document
-        assert [entry["trials"] for entry in answer["copied"]] == [len(b.trials())]
-        assert a.trials() == both
+        assert ([entry["trials"] for entry in answer["copied"]], a.trials()) == ([len(b.trials())], both)
 
     @pytest.mark.parametrize("faster_first", [True, False])
     def test_the_faster_is_served_where_the_intervals_say_so(self, book, run, faster_first):
@@ -84,8 +83,7 @@ class TestMerge:
         answer = run("db", "merge", a.path, b.path, "-o", out.path, "--json").document
         (study,) = answer["studies"]
         assert study["decision"] == ("taken" if faster_first else "kept")
-        assert (study["served"]["config"], study["other"]["config"]) == (FAST, SLOW)
-        assert out.served(1024) == FAST
+        assert (study["served"]["config"], study["other"]["config"], out.served(1024)) == (FAST, SLOW, FAST)
 
     def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book, run):
         """An older session that is merged later does not replace it."""
@@ -97,11 +95,9 @@ class TestMerge:
         assert (out.served(1024), len(out.trials())) == (SLOW, 4)
         out.path.unlink()
         for _ in range(2):
-            assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
-            assert out.served(1024) == SLOW
+            assert (run("db", "merge", b.path, a.path, "-o", out.path).code, out.served(1024)) == (0, SLOW)
         out.put(1024, OTHER, 10.05)
-        assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
-        assert out.served(1024) == OTHER
+        assert (run("db", "merge", b.path, a.path, "-o", out.path).code, out.served(1024)) == (0, OTHER)
 
     def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book, run):
         a, b, out = book("a.db"), book("b.db"), book("out.db")
@@ -116,8 +112,7 @@ class TestMerge:
             assert out.served(1024) == SLOW
         out.put(1024, OTHER, 10.05)
         assert out.served(1024) == OTHER
-        assert run("db", "merge", a.path, "-o", out.path).code == 0
-        assert out.served(1024) == OTHER
+        assert (run("db", "merge", a.path, "-o", out.path).code, out.served(1024)) == (0, OTHER)
 
     def test_old_finals_that_were_deleted_return_as_old_ones(self, book, run, tmp_path):
         a = book("a.db")
@@ -129,8 +124,7 @@ class TestMerge:
             change_file(path, "UPDATE trials SET created_at = '2020-01-01T00:00:00.000000+00:00'")
         a.put(1024, SLOW, 10.1)
         assert run("db", "clean", "--db", a.path, "--older-than", "90d").code == 0
-        assert run("db", "merge", whole, "-o", a.path).code == 0
-        assert a.served(1024) == SLOW
+        assert (run("db", "merge", whole, "-o", a.path).code, a.served(1024)) == (0, SLOW)
 
     def test_what_was_refused_stays_refused(self, book, run):
         """A refusal may be copied before the trial that it refuses."""

@@ -62,8 +62,7 @@ class TestWithResults:
         rows = run("trials", "scale", "--json").document
         times = [row["time_us"] for row in rows]
         measured = [time for time in times if time is not None]
-        assert measured == sorted(measured)
-        assert times[len(measured) :] == [None] * (len(times) - len(measured))
+        assert (measured, times[len(measured) :]) == (sorted(measured), [None] * (len(times) - len(measured)))
         assert all(row["source"] == "replayed" for row in rows)
         (wrong,) = run("trials", "scale", "--outcome", "wrong_result", "--json").document
         assert (wrong["reason"], wrong["config"]) == ("y[3] is 0, expected 1", {"THREADS": 32, "WORK": 4})
@@ -143,8 +142,7 @@ class TestExchange:
         path = tmp_path / "cache.json"
         scale_toml.write_text(scale_toml.read_text().replace("128, 256]", "128]"))  # since it was tuned
         done = run("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", path, "--json").document
-        assert done["configurations"] == 12
-        assert len(json.loads(path.read_text())["cache"]) == 12
+        assert (done["configurations"], len(json.loads(path.read_text())["cache"])) == (12, 12)
         words = ("import", path, "n=1048576", "--db", tmp_path / "other.db", "--json")
         first, again = (run(*words).document for _ in range(2))
         assert (first["configurations"], first["study"], first["database"]) == (12, 1, str(tmp_path / "other.db"))
@@ -170,8 +168,7 @@ class TestExchange:
         run(*words, "nosuch").is_refused("no GPU profile is named")
         run(*words, "7").is_refused("no CUDA device 7")
         assert not path.exists()
-        assert run(*words, "h200").code == 0
-        assert json.loads(path.read_text())["schema_version"] == "1.0.0"
+        assert (run(*words, "h200").code, json.loads(path.read_text())["schema_version"]) == (0, "1.0.0")
         cache = ("export", scale_toml, "n=1048576", "--format", "kernel-tuner", "-o", tmp_path / "cache.json")
         assert [run(*command).code for command in (cache, ("import", tmp_path / "cache.json", "n=1048576"))] == [0, 0]
         read = run("import", path, "--db", tmp_path / "other.db", "--json").document

@@ -77,8 +77,7 @@ class TestReplay:
     def test_the_same_command_resumes(self, tune):
         assert tune("--trials", "5", "--json").document["resumed"] == 0
         again = tune("--json").document
-        assert again["resumed"] == 5
-        assert sum(again["outcomes"].values()) == 12
+        assert (again["resumed"], sum(again["outcomes"].values())) == (5, 12)
         assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
 
     def test_a_configuration_counts_once_after_several_sessions(self, tune, run, tmp_path, scale_toml):
@@ -494,8 +493,7 @@ class TestProtocol:
         for (line, kind, message), found in zip(cases, errors, strict=True):
             assert found["error"]["kind"] == kind, line
             assert message.lower() in found["error"]["message"].lower()
-        assert last["id"] == 3
-        assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
+        assert (last["id"], asked["asked"]) == (3, [{"THREADS": 128, "WORK": 1}])
 
     def test_a_program_that_stops_reading_loses_nothing(self, run, scale_toml, recording):
         words = ["tune", str(scale_toml), "n=1048576", f"--replay={recording}", "--ask-tell"]

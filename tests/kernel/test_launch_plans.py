@@ -122,8 +122,7 @@ def test_one_plain_step_is_the_launch_section():
     launched = copy_spec()
     text = launched.text.replace(', entry = "k"', "").replace("[launch]", '[[steps]]\nentry = "k"')
     stepped = parse_spec(text, "k.toml")
-    assert launched.steps == stepped.steps
-    assert space_hash(launched) == space_hash(stepped)
+    assert (launched.steps, space_hash(launched)) == (stepped.steps, space_hash(stepped))
 
 
 @pytest.mark.parametrize(

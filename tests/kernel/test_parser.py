@@ -64,8 +64,7 @@ def test_every_section_is_read():
     assert spec.parameters[3].values == (False, True)
     assert spec.default == {"BM": 64, "BN": 64, "TM": 8, "STAGED": True, "LAYOUT": "row"}
     assert list(spec.default) == [parameter.name for parameter in spec.parameters]
-    assert [rule.name for rule in spec.rules] == ["squarish", "fits"]
-    assert spec.heuristics == ()
+    assert ([rule.name for rule in spec.rules], spec.heuristics) == (["squarish", "fits"], ())
     assert [expression.text for expression in spec.steps[0].launch.block] == ["BN // TM", "BM // TM"]
     assert spec.steps[0].launch.static_smem_bytes.evaluate({}) == 1024
     assert (spec.min_occupancy, spec.max_spill_bytes) == (0.05, 0)
@@ -361,8 +360,7 @@ def test_lines_are_found_in_every_way_of_writing_a_table_and_of_a_fault_of_the_s
         "[parameters]", "[problem.sizes]\nM = 4096\nN = 0\nK = 4096\n\n[parameters]"
     )
     error = refusal(text)
-    assert error.key == "problem.sizes.N"
-    assert text.splitlines()[(error.line or 0) - 1] == "N = 0"
+    assert (error.key, text.splitlines()[(error.line or 0) - 1]) == ("problem.sizes.N", "N = 0")
     assert refusal(edited('name = "sgemm"', "name = 7")).line == 2
     assert refusal("x = 1\n" + ".".join("a" * 40_000) + " = 1").line == 2
     assert refusal("[kernel]\nname = \n").line == 2

@@ -234,8 +234,7 @@ class TestLaunches:
             thread = threading.Thread(target=call)
             thread.start()
             thread.join()
-        assert quick == [False, True] * 3
-        assert len(calls.launched) == 6
+        assert (quick, len(calls.launched)) == ([False, True] * 3, 6)
 
     @pytest.mark.parametrize("devices", [1, 2])
     def test_a_bound_launch_in_another_thread_or_device(self, launcher_of, calls, devices):

@@ -92,8 +92,7 @@ class TestKernels:
         assert get_best_kernel(str(store.path), n=4096, device="h200") is kernel
         default_dispatcher.clear()
         store.put(4096, BETTER)
-        assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
-        assert poll() == 0
+        assert (poll(), kernel.config, kernel.geometry.threads, poll()) == (1, BETTER, 64, 0)
 
     def test_a_search_that_still_runs_changes_nothing(self, store):
         kernel = store.ask(4096)
@@ -233,8 +232,7 @@ class TestOperations:
         kernel.load()
         poll()
         store_default("sgemm_ws", SIZES, "float32", 20.0)
-        assert poll() == 1
-        assert (kernel.kernel, kernel.problem.kernel, kernel.tier) == ("sgemm_ws", "sgemm_ws", "exact")
+        assert (poll(), kernel.kernel, kernel.problem.kernel, kernel.tier) == (1, "sgemm_ws", "sgemm_ws", "exact")
         assert kernel._launcher.config == kernel.config == load_kernel("sgemm_ws").spec.default
         assert len(loads) == 2
         assert get_best_kernel("matmul", **SIZES, dtype="float32", library=False) is kernel
@@ -318,8 +316,7 @@ class TestThread:
             store.put(4096, BEST)
             lines += program.communicate("go\n", timeout=120)[0].splitlines()
         started = "['MainThread', 'autotile-refresh']"
-        assert lines == ["['MainThread']", started, "0", "ready", f"exact {BEST}"]
-        assert program.returncode == 0
+        assert (lines, program.returncode) == (["['MainThread']", started, "0", "ready", f"exact {BEST}"], 0)
 
     def test_a_long_refresh_ends_with_the_process(self, store):
         thread = refreshing._RefreshThread()
@@ -367,8 +364,7 @@ class TestPause:
         thread.watch(refresher)
         thread._threads[0].join(60)
         assert not thread._threads[0].is_alive()
-        assert waits_s[:4] == expected
-        assert len(polled) == polls
+        assert (waits_s[:4], len(polled)) == (expected, polls)
 
     def test_after_a_choice_it_is_nine_times_what_that_took(self, store, clock, monkeypatch):
         store.ask(4096)
@@ -380,8 +376,7 @@ class TestPause:
 
         monkeypatch.setattr(default_dispatcher, "find", slow)
         store.put(4096, BEST)
-        assert default_dispatcher.refresher.poll(paused.append) == 1
-        assert paused == [pytest.approx(18.0)]
+        assert (default_dispatcher.refresher.poll(paused.append), paused) == (1, [pytest.approx(18.0)])
 
 
 PROCESSES = f"""{ON_AN_H200}
@@ -507,8 +502,7 @@ class TestWhenCountsAreWritten:
         launch()
         assert counted() == {8192: 1}
         launch()
-        assert flushed() == {8192: 2}
-        assert len(launched) == 2
+        assert (flushed(), len(launched)) == ({8192: 2}, 2)
 
 
 class TestDatabases:
@@ -542,8 +536,7 @@ class TestDatabases:
                 patch.setattr(refreshing, "write_file", write)
                 call(kernel, 5)
                 assert flushed() == {}
-        assert kernel.calls == 10
-        assert flushed() == {8192: 10}
+        assert (kernel.calls, flushed()) == (10, {8192: 10})
 
     @pytest.mark.usefixtures("of_another_size", "slow_writes")
     def test_a_locked_one_delays_one_call_for_a_moment(self, store, monkeypatch):
@@ -557,8 +550,7 @@ class TestDatabases:
             for kernel in kernels:
                 call(kernel, 1000)
             other.execute("ROLLBACK")
-        assert (waits_s, counted()) == ([0.05], {})
-        assert flushed() == {8192: 1000, 500: 1000, 700: 1000}
+        assert (waits_s, counted(), flushed()) == ([0.05], {}, {8192: 1000, 500: 1000, 700: 1000})
 
     @pytest.mark.usefixtures("of_another_size")
     def test_a_call_does_not_wait_for_another_thread(self, store, monkeypatch):
@@ -599,14 +591,12 @@ class TestProcesses:
         """Each writes its own calls once; a child does not write the unwritten counts of its parent."""
         store.put(4096, BEST)
         done = run(tmp_path, str(store.path), methods, "alone" if alone else "with its parent")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert counted() == expected
+        assert (done.returncode, done.stderr, counted()) == (0, "", expected)
 
     def test_no_miss_of_a_killed_process_is_lost(self, store, tmp_path):
         store.put(4096, BEST)
         done = run(tmp_path, str(store.path), "kill", "with its parent")
-        assert done.returncode == -signal.SIGKILL
-        assert counted().keys() == {8192}
+        assert (done.returncode, counted().keys()) == (-signal.SIGKILL, {8192})
 
 
 DEVICE = device_profile("h200")
