@@ -5,22 +5,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import structs
-from stored_runs import begin, end_run, failed, record_miss
+from stored_runs import DEFAULT, FAST, SLOW, begin, end_run, failed, record_miss
 
 import autotile
 from autotile.api import databases, results
 from autotile.api.results import FamilyList
 from autotile.core.documents import convert
-from autotile.core.model import Config, Outcome, Problem
+from autotile.core.model import Outcome, Problem
 from autotile.core.text import Result, bytes_text
 from autotile.database.database import Database
 from autotile.database.winners import StoredRuleDocument
 from autotile.errors import InputError
 from autotile.settings import data_folder
-
-FAST: Config = {"THREADS": 256, "WORK": 4}
-SLOW: Config = {"THREADS": 64, "WORK": 2}
-DEFAULT: Config = {"THREADS": 128, "WORK": 1}
 
 
 @pytest.fixture

@@ -3,15 +3,13 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from stored_runs import Book, add_trial, change_file, end_run, start_run, timed
+from stored_runs import FAST, SLOW, Book, add_trial, change_file, end_run, start_run, timed
 
 from autotile.core.model import Outcome, Trial
 from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database
 from autotile.exchange.shipped import write_winners
 
-FAST = {"THREADS": 256, "WORK": 4}
-SLOW = {"THREADS": 64, "WORK": 2}
 OTHER = {"THREADS": 32, "WORK": 1}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from answers import Run
 from report_studies import Session, store_session
-from stored_runs import record_miss
+from stored_runs import DEFAULT, FAST, SLOW, record_miss
 
 import autotile
 from autotile.core.device import device_profile
@@ -191,9 +191,6 @@ class TestExchange:
         run(*command).is_refused("holds a study named")
 
 
-FAST = {"THREADS": 256, "WORK": 4}
-SLOW = {"THREADS": 64, "WORK": 2}
-DEFAULT = {"THREADS": 128, "WORK": 1}
 H200 = "NVIDIA H200"
 
 
@@ -304,7 +301,7 @@ def test_what_cannot_be_reported_is_told_in_one_line(run, stored, tmp_path, monk
         (["sgemm_2d", "--fail-if-slower", "5%"], "give them as A.db B.db"),
         (["missing.npz"], "there is no recording missing.npz"),
         ([RECORDING, "M=4"], "SIZE=N selects problems of one database; leave it out to show a recording"),
-        (["sgemm_2d", "-o", "/nonexistent/x.html"], "cannot write /nonexistent/x.html"),
+        (["sgemm_2d", "-o", "/proc/none/x.html"], "cannot write /proc/none/x.html"),
     ):
         answer = run("report", *words, f"--db={stored}")
         answer.is_refused(message)

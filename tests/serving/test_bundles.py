@@ -14,6 +14,7 @@ import pytest
 from child_python import python
 from made_models import rule_of
 from msgspec import structs
+from stored_runs import FAST, SLOW
 
 from autotile.api import exchange
 from autotile.cli.derivation import read_selections
@@ -33,10 +34,6 @@ from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import Dispatcher, get_best_kernel
 from autotile.settings import read_settings
-
-FAST = {"THREADS": 256, "WORK": 4}
-SLOW = {"THREADS": 64, "WORK": 2}
-
 
 _made: list[bytes] = []
 """The bundle of the first test, of which the others get a copy."""
