@@ -154,8 +154,8 @@ class TestKernels:
         assert (kernel.tier, flushed()) == ("nearest", {4096: 5})
 
 
+@pytest.mark.usefixtures("live_gpu")
 class TestLoading:
-    @pytest.mark.usefixtures("live_gpu")
     def test_a_call_never_waits(self, store, loads):
         kernel = store.ask(4096, device=None)
         kernel.load()
@@ -170,7 +170,6 @@ class TestLoading:
         kernel(1.0, 2.0)
         assert (first.launches, kernel._launcher.launches) == (0, 1)
 
-    @pytest.mark.usefixtures("live_gpu")
     def test_code_that_is_not_called_or_does_not_compile_is_not_loaded(self, store, loads, monkeypatch):
         kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
@@ -184,7 +183,7 @@ class TestLoading:
         monkeypatch.setattr(BoundKernel, "load", fail)
         assert (poll(), kernel.config, loads) == (0, BEST, ["MainThread"])
 
-    @pytest.mark.usefixtures("live_gpu", "loads")
+    @pytest.mark.usefixtures("loads")
     def test_a_kernel_that_was_loaded_meanwhile_stays(self, store):
         kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
@@ -193,7 +192,6 @@ class TestLoading:
         assert not kernel.adopt(fresh)
         assert kernel.tier == "default"
 
-    @pytest.mark.usefixtures("live_gpu")
     def test_threads_may_call_meanwhile(self, store, loads):
         kernel = store.ask(4096, device=None)
         kernel.load()
