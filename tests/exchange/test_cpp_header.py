@@ -1,6 +1,7 @@
 """The C++ header: its expressions have the same values as in Python, and it chooses what serving chooses."""
 
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -112,22 +113,8 @@ def test_expressions_have_the_values_that_they_have_in_python(tmp_path):
     parsed = [parse_expression(text, KINDS) for text in EXPRESSIONS]  # type: ignore[arg-type]
     printed = "\n".join(f"        std::cout << std::int64_t({to_cpp(e, PLACES)}) << '\\n';" for e in parsed)
     rows = ", ".join(f"Row{{{', '.join(map(literal, row))}}}" for row in ROWS)
-    source = f"""
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <iostream>
-#include <numeric>
-#include <string_view>
-namespace detail {{
-{helpers}}}
-struct Row {{ std::int64_t A, B, C; bool P; std::string_view L; double X; }};
-int main() {{
-    for (const Row& row : {{{rows}}}) {{
-{printed}
-    }}
-}}
-"""
+    texts = {"HELPERS": helpers, "ROWS": rows, "PRINTED": printed}
+    source = re.sub("|".join(texts), lambda name: texts[name[0]], source_of("expressions"))
     got = iter(run(compile_program(source, tmp_path)))
     for row in ROWS:
         environment = dict(zip(KINDS, row, strict=True))
