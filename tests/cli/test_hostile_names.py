@@ -43,10 +43,6 @@ def stored(folder: Path, gpu_name: str, dtype: str = "float32") -> Path:
     return path
 
 
-def files_below(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("models.db")}
-
-
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in NAMES), ("H200", "../../x")])
 def test_models_are_written_in_their_folder(run, tmp_path, name, dtype):
     database = stored(tmp_path, name, dtype)
@@ -55,7 +51,8 @@ def test_models_are_written_in_their_folder(run, tmp_path, name, dtype):
     assert answer.code == 0, answer.err
     (file,) = answer.document["files"]
     assert Path(file).parent == folder
-    assert {path.parent for path in files_below(tmp_path)} == {folder}
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith("models.db")]
+    assert {path.parent for path in written} == {folder}
     if name == "NVIDIA H200":
         assert [path.name for path in folder.iterdir()] == ["nvidia-h200.matmul.float32.json"]
 

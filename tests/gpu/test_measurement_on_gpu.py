@@ -1,6 +1,5 @@
 """Ceilings of this GPU: checked, plausible and stored; energy and error of real kernels."""
 
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
@@ -102,7 +101,6 @@ def test_an_unusable_device_is_one_line():
 SIDE = 1024
 SIZES = {"M": SIDE, "N": SIDE, "K": SIDE}
 FLOAT = DTYPES["float32"]
-Measure = Callable[[int], tuple[float, float]]
 MIN_W, MAX_W = 20.0, 1500.0
 """Range of the power of any GPU under load, in watts."""
 
