@@ -18,7 +18,9 @@ from stored_runs import Book
 import autotile
 from autotile.core.device import device_profile
 from autotile.core.model import Config, Measurement, Outcome, Problem, Trial
+from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import device_count, live_device
+from autotile.cuda.support import SupportKernels
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.database.database import Database
 from autotile.database.keys import TuningKey, key_of
@@ -145,6 +147,11 @@ def scaling_toml(scale_toml):
 @pytest.fixture(scope="session")
 def cp():
     return pytest.importorskip("cupy")
+
+
+@pytest.fixture(scope="session")
+def support(tmp_path_factory):
+    return SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 10**8), live_device().architecture)
 
 
 @pytest.fixture

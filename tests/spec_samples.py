@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 import pytest
-from feature_kernels import block_space, space_text
+from feature_kernels import space_text
 
 from autotile.core.model import Value
 from autotile.errors import SpecError
@@ -55,11 +55,8 @@ def make_spec(
 
 def copy_spec(*arguments: str, dtype: str = "float32", sizes: str = "N = 4096") -> KernelSpec:
     """The kernel that copies a vector of a type, with further arguments."""
-    given = f'buffer = "{dtype}", shape = ["N"]'
-    x, y = f'x = {{ {given}, access = "in" }}', f'y = {{ {given}, access = "out" }}'
-    copied, problem = 'outputs = { y = "x" }', f"sizes = {{ {sizes} }}"
-    text = block_space("k", "\n".join((x, y, *arguments)), copied, problem=problem, default={"BLOCK": 64})
-    return parse_spec(text, "k.toml")
+    text = space_text("copy").replace("N = 4096", sizes).replace("float32", dtype)
+    return parse_spec(text.replace("\n\n[reference]", "\n".join(("", *arguments, "", "[reference]"))), "k.toml")
 
 
 def refused(text: str, old: str, new: str, key: str, said: str, *, count: int = -1) -> SpecError:

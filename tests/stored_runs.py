@@ -46,6 +46,10 @@ KEY = TuningKey("k", "", "", (), "float32", {"N": 1}, "GPU", "9.0", 1, 1, "13.0"
 PARAMETERS = (Parameter("BM", (32, 64, 128)), Parameter("WIDE", (False, True)), Parameter("KIND", ("float", "float4")))
 
 
+FAST, SLOW, DEFAULT = ({"THREADS": threads, "WORK": work} for threads, work in ((256, 4), (64, 2), (128, 1)))
+"""Configurations of the tiny kernel."""
+
+
 def space_of(parameters: Sequence[Parameter]) -> list[dict[str, Any]]:
     names = [parameter.name for parameter in parameters]
     return [dict(zip(names, values, strict=True)) for values in product(*(p.values for p in parameters))]

@@ -63,8 +63,6 @@ def test_every_example_is_listed():
 
 
 class TestOperations:
-    """Every operation: its kernels compute the same arrays, and each of them is used."""
-
     @pytest.fixture(params=OPERATIONS, ids=lambda path: path.stem)
     def operation(self, request):
         return load_operation(str(request.param))

@@ -30,11 +30,9 @@ def config(tmp_path, monkeypatch):
 def test_defaults_lie_in_the_users_folders_and_nothing_is_made(tmp_path):
     settings = read_settings()
     assert settings.database == str(tmp_path / "XDG_DATA_HOME" / "autotile" / "autotile.db")
-    assert settings.cache == tmp_path / "XDG_CACHE_HOME" / "autotile"
-    assert settings.cache_limit_bytes == 2**30
+    assert (settings.cache, settings.cache_limit_bytes) == (tmp_path / "XDG_CACHE_HOME" / "autotile", 2**30)
     assert settings.kernel_folders == (data_folder("search_spaces"),)
-    assert settings.recording_folders == (data_folder("recordings"),)
-    assert settings.sanitizer == ""
+    assert (settings.recording_folders, settings.sanitizer) == ((data_folder("recordings"),), "")
     assert settings.graphs
     assert sorted(path.name for path in tmp_path.iterdir()) == ["XDG_CONFIG_HOME"]
 

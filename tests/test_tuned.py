@@ -23,8 +23,7 @@ WINNERS = [winner for path in sorted(data_folder("tuned").glob("*.json")) for wi
 @pytest.mark.parametrize("winner", WINNERS, ids=lambda winner: str(winner.key.problem))
 def test_each_belongs_to_its_kernel_as_it_is(winner):
     kernel = load_kernel(winner.key.kernel)
-    assert winner.key.template_hash == kernel.source_hash
-    assert winner.key.space_hash == space_hash(kernel.spec)
+    assert (winner.key.template_hash, winner.key.space_hash) == (kernel.source_hash, space_hash(kernel.spec))
     assert not check_config(kernel.spec, winner.config, winner.key.problem, winner.device)
 
 

@@ -208,14 +208,12 @@ class TestDevice:
         ("device", "index"), [(None, 0), (0, 0), (1, 1), ("1", 1), ("2", 2), ("acme g1", 2), ("Acme G1", 2)]
     )
     def test_gpus_of_this_machine(self, gpus, device, index):
-        assert targets.resolve_device(device) == (gpus[index], "")
-        assert targets.resolve_gpu(device) == index
+        assert (targets.resolve_device(device), targets.resolve_gpu(device)) == ((gpus[index], ""), index)
 
     @pytest.mark.usefixtures("gpus")
     @pytest.mark.parametrize("name", ["h100", "H100", "NVIDIA H100 80GB HBM3", "nvidia h100 80gb hbm3"])
     def test_the_profile_of_a_name_is_preferred_where_nothing_runs(self, name):
-        assert targets.resolve_device(name) == (device_profile("h100"), "")
-        assert targets.resolve_gpu(name) == 0
+        assert (targets.resolve_device(name), targets.resolve_gpu(name)) == ((device_profile("h100"), ""), 0)
 
     @pytest.mark.parametrize("device", [None, 0, "0", "h200"])
     def test_without_a_gpu_the_assumed_device_is_stated(self, monkeypatch, device):
@@ -268,8 +266,7 @@ def test_the_path_of_an_output_file(tmp_path, monkeypatch):
 
 def test_profiles_and_stored_ceilings_are_shown(tmp_path):
     found, path = autotile.devices(), tmp_path / "own.db"
-    assert len(found.gpus) == targets.device_count()
-    assert found.ceilings == ()
+    assert (len(found.gpus), found.ceilings) == (targets.device_count(), ())
     assert repr(found).endswith(f"on this machine, {len(profile_names())} profiles>")
     with pytest.raises(DatabaseError, match="there is no database"):
         autotile.devices(database=path)

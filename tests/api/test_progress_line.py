@@ -225,8 +225,7 @@ class TestLine:
             show(replace(PROGRESS, notices=()))
             for _ in range(2):
                 show(PROGRESS)
-        assert terminal.screen[0] == "launches are replayed"
-        assert terminal.getvalue().count("launches are replayed") == 1
+        assert (terminal.screen[0], terminal.getvalue().count("launches are replayed")) == ("launches are replayed", 1)
 
     @pytest.mark.parametrize("columns", [40, 200])
     def test_it_is_cut_to_the_width_of_the_terminal(self, show, terminal, monkeypatch, columns):

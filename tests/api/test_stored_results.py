@@ -5,27 +5,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import structs
-from stored_runs import begin, end_run, failed, record_miss
+from stored_runs import DEFAULT, FAST, SLOW, begin, end_run, failed, record_miss
 
 import autotile
 from autotile.api import databases, results
 from autotile.api.results import FamilyList
 from autotile.core.documents import convert
-from autotile.core.model import Config, Outcome, Problem
+from autotile.core.model import Outcome, Problem
 from autotile.core.text import Result, bytes_text
 from autotile.database.database import Database
 from autotile.database.winners import StoredRuleDocument
 from autotile.errors import InputError
 from autotile.settings import data_folder
 
-FAST: Config = {"THREADS": 256, "WORK": 4}
-SLOW: Config = {"THREADS": 64, "WORK": 2}
-DEFAULT: Config = {"THREADS": 128, "WORK": 1}
-
 
 @pytest.fixture
 def mine(book):
-    """The user's own database."""
     return book("tuning.db")
 
 
@@ -147,9 +142,13 @@ def test_trials_and_a_header_are_exported(scale, tmp_path):
     assert (made.document["device"], made.document["format"]) == ("NVIDIA H200 (replayed)", "t4")
     done = f"12 configurations exported, {tmp_path / 'results.json'} (t4)"
     shows(made, f"<Written: scale n=1048576 float32 on NVIDIA H200 (replayed): {done}>", "<th>study</th>")
-    made = autotile.export(scale, output=str(tmp_path / "scale.hpp"), format="c-header")
-    line = f"<Written: autotile::scale: 1 tuned problem, 2 cubins, {tmp_path / 'scale.hpp'}>"
-    shows(made, line, "2 cubins beside the header")
+    header = tmp_path / "include" / "scale.hpp"
+    made = autotile.export(scale, output=str(header), format="c-header")
+    shows(made, f"<Written: autotile::scale: 1 tuned problem, 2 cubins, {header}>", "2 cubins beside the header")
+    assert {(header.parent / cubin).read_bytes()[:4] for cubin in made.document["cubins"]} == {b"\x7fELF"}
+    rule, text = "if (!(sizes.n >= (config.THREADS * config.WORK))) return false;  // enough_blocks", header.read_text()
+    assert [words for words in (*made.document["cubins"], rule, "{{1048576}, ") if words not in text] == []
+    assert "@@" not in text
     for kernel, file_format, said in (
         (scale, "csv", "there is no format 'csv'; expected one of t4,"),
         ([scale], "t4", "give each with its own"),

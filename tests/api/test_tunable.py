@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from child_python import python
+from feature_kernels import FOLDER
 
 import autotile
 from autotile import Buffer, Scalar, Scratch
@@ -24,12 +25,7 @@ from autotile.kernel.python_kernel import parameter_names
 from autotile.tuning.plan import read_plan
 from autotile.tuning.verifying import CandidateCheck
 
-CODE = """
-extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
-    const int first = (blockIdx.x * THREADS + threadIdx.x) * WORK;
-    for (int i = first; i < first + WORK && i < n; ++i) y[i] = factor * x[i];
-}
-"""
+CODE = (FOLDER / "scale.cu").read_text()
 WITH_NAIVE = CODE + "__global__ void naive(const float* x, float* y, int n, float factor) { *y = factor * *x; }\n"
 
 
@@ -59,8 +55,7 @@ class TestSameModel:
         kernel = scale()
         written = kernel.definition
         for read in (load_kernel(scale_toml), load_kernel(kernel.save(tmp_path / "mine.toml"))):
-            assert written.source_hash == read.source_hash
-            assert space_hash(written.spec) == space_hash(read.spec)
+            assert (written.source_hash, space_hash(written.spec)) == (read.source_hash, space_hash(read.spec))
             assert (written.spec.work, written.spec.default) == (read.spec.work, read.spec.default)
         assert autotile.space(tmp_path / "mine.toml", device="h200").valid == kernel.space(device="h200").valid
         copied = pickle.loads(pickle.dumps(kernel))
@@ -155,8 +150,7 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
             "partial": Scratch("float32", ["WORK", "n"], init="zeros"),
         }
         spec = scale(arguments=arguments, reference={"x": "2.0 * x"}).definition.spec
-        assert spec.workspaces[0].name == "partial"
-        assert spec.reference.outputs["x"].text == "2.0 * x"
+        assert (spec.workspaces[0].name, spec.reference.outputs["x"].text) == ("partial", "2.0 * x")
         assert scale(sections={"limits": {"max_spill_bytes": 0}}).definition.spec.max_spill_bytes == 0
 
 
@@ -277,8 +271,7 @@ class TestArrays:
     def test_they_are_saved_beside_the_file(self, tmp_path):
         kernel = scale(**OF_ARRAYS, reference=2 * X)
         saved = load_kernel(kernel.save(tmp_path / "mine.toml"))
-        assert space_hash(saved.spec) == space_hash(kernel.definition.spec)
-        assert len(list(tmp_path.glob("*.npy"))) == 2
+        assert (space_hash(saved.spec), len(list(tmp_path.glob("*.npy")))) == (space_hash(kernel.definition.spec), 2)
 
     def test_an_array_of_an_inout_buffer(self):
         arguments = {"x": Buffer(X, access="inout"), "y": Buffer(np.float64, "n", "out")}
@@ -346,8 +339,7 @@ class TestEveryFunction:
         assert all(check.holds for check in autotile.explain(kernel, device="h200", WORK=2).checks)
         assert autotile.best(kernel, n=100, device="h200").tier == "default"
         assert autotile.get_best_kernel(kernel, n=1000) is kernel.best(n=1000)
-        assert autotile.list(kernel).studies == ()
-        assert autotile.trials(kernel).trials == ()
+        assert (autotile.list(kernel).studies, autotile.trials(kernel).trials) == ((), ())
 
     def test_a_rewritten_source_is_judged(self, tmp_path, monkeypatch, device):
         def judge(kernel, rewritten, problem, **_):

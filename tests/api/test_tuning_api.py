@@ -100,8 +100,7 @@ class TestModes:
 class TestKeywords:
     def test_options_stand_beside_sizes_and_take_the_place_of_those_of_the_object(self, scale_toml, recording):
         result = autotile.tune(scale_toml, n=N, trials=5, budget="30s", finals=0, seed=3, replay=recording)
-        assert sum(result.outcomes.values()) == 5
-        assert result.problem.sizes == {"n": N}
+        assert (sum(result.outcomes.values()), result.problem.sizes) == (5, {"n": N})
         given = autotile.TuneOptions(replay=recording, trials=10, finals=0)
         result = autotile.tune(scale_toml, n=N, trials=8, options=given)
         assert sum(result.outcomes.values()) == 8
@@ -242,8 +241,7 @@ class TestEvaluate:
         trials = opened.evaluate(configs)
         assert [dict(trial.config) for trial in trials] == configs
         assert [trial.outcome for trial in trials] == [Outcome.OK, Outcome.WRONG_RESULT, Outcome.OK]
-        assert trials[1].reason == "y[3] is 0, expected 1"
-        assert trials[0].time_us == pytest.approx(1000 / 64 + 1)
+        assert (trials[1].reason, trials[0].time_us) == ("y[3] is 0, expected 1", pytest.approx(1000 / 64 + 1))
         assert opened.best.config == {"THREADS": 256, "WORK": 4}
 
     def test_an_invalid_configuration_is_an_outcome_and_is_not_stored(self, scale_toml, options):
@@ -258,8 +256,7 @@ class TestEvaluate:
         first, again = opened.evaluate([{"WORK": 2}, {"WORK": 2}])
         assert first is again
         assert first.config == {"THREADS": 128, "WORK": 2}
-        assert opened.evaluate({"WORK": 2}) == [first]
-        assert len(opened.trials) == 1
+        assert (opened.evaluate({"WORK": 2}), len(opened.trials)) == ([first], 1)
         assert repr(opened) == (
             f"<TuningSession: scale n={N} float32 on NVIDIA H200 (replayed): open, 1 trial, best 8.812 us>"
         )
@@ -268,8 +265,7 @@ class TestEvaluate:
 class TestAskAndTell:
     def test_every_configuration_is_proposed_once_the_default_first(self, opened):
         asked = [opened.ask(5), opened.ask(5), opened.ask(5), opened.ask(5)]
-        assert [len(one) for one in asked] == [5, 5, 2, 0]
-        assert asked[0][0] == DEFAULT
+        assert ([len(one) for one in asked], asked[0][0]) == ([5, 5, 2, 0], DEFAULT)
         distinct = {tuple(config.items()) for one in asked for config in one}
         assert len(distinct) == 12
 
@@ -319,8 +315,7 @@ class TestSession:
             assert {"THREADS": 256, "WORK": 2} not in session.ask(12)
             assert session.evaluate({"THREADS": 256, "WORK": 2})[0].time_us == before.time_us
             assert len(session.evaluate([{"THREADS": t, "WORK": w} for t in THREADS for w in (1, 2, 4)])) == 12
-        assert len(stored("search")) == 12
-        assert session.result.winner.config == {"THREADS": 256, "WORK": 4}
+        assert (len(stored("search")), session.result.winner.config) == (12, {"THREADS": 256, "WORK": 4})
 
     def test_an_exception_closes_it_without_a_result(self, scale_toml, options):
         session = autotile.session(scale_toml, n=N, options=options)
@@ -333,8 +328,7 @@ class TestSession:
         with pytest.raises(ZeroDivisionError):
             search()
         assert session.result is None
-        assert len(stored("search")) == 1
-        assert autotile.db_check().unfinished_runs == 0
+        assert (len(stored("search")), autotile.db_check().unfinished_runs) == (1, 0)
         with pytest.raises(InputError, match="the session is closed"):
             session.ask()
 

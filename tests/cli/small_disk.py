@@ -3,8 +3,8 @@
     unshare -rm python small_disk.py FOLDER SIZE < steps.json
 
 mounts it at the folder and takes one step after the other: ``["autotile", words, environment]`` runs a command,
-``["size", size]`` and ``["read-only"]`` change the disk, ``["fill"]`` fills it, ``["copy", from, to]`` and
-``["delete", file]`` are what they say, ``["text", file]`` reads. What each gave is printed as JSON.
+``["size", size]`` and ``["read-only"]`` change the disk, ``["fill"]`` fills it, ``["copy", from, to]`` is
+what it says, ``["text", file]`` reads. What each gave is printed as JSON.
 """
 
 import json
@@ -61,8 +61,6 @@ def _take(folder: str, step: list[Any]) -> Any:
             _fill(Path(folder) / "filling")
         case ["copy", source, target]:
             shutil.copy(source, target)
-        case ["delete", file]:
-            Path(file).unlink()
         case ["text", file]:
             return Path(file).read_text()
         case _:

@@ -51,8 +51,7 @@ def test_a_command_is_made_without_the_others(run, monkeypatch):
     made = []
     monkeypatch.setattr("autotile.cli.application.add_command", lambda app, name: made.append(name) or add(app, name))
     made_command.cache_clear()
-    assert run("db", "path").code == 0
-    assert made == ["db"]
+    assert (run("db", "path").code, made) == (0, ["db"])
 
 
 def test_help_and_the_packages_import_no_function():
@@ -290,10 +289,7 @@ def test_who_does_not_read_the_answer_changes_no_exit_code(words, code, told):
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        command = [sys.executable, "-m", "autotile", *words.split()]
-        done = subprocess.run(
-            command, env=child_environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False
-        )
+        done = python("-m", "autotile", *words.split(), stdout=writer, stderr=subprocess.PIPE)
     finally:
         os.close(writer)
     assert done.returncode == code
@@ -340,8 +336,7 @@ def test_the_source_says_what_the_function_does_and_the_first_sentence_is_the_he
     assert (kernel.help, kernel.default) == ("Name of a kernel or an operation, or path of its file.", REQUIRED)
     assert (dtype.help, dtype.unsaid) == ("Element type, one of the kernel's.", "the kernel's first")
     options = {one.name: one for one in describe("api.tuning.tune")[1]}
-    assert (options["finals"].hint, options["finals"].default) == ("int", 12)
-    assert options["l2"].default == "cold"
+    assert (options["finals"].hint, options["finals"].default, options["l2"].default) == ("int", 12, "cold")
     assert options["objective"].help.endswith("May be given again.")
     flags = {"output": "-o", "keep_gpus": "--keep-gpu"}
     assert in_options("With ``output`` and ``keep_gpus``; ``BM``.", flags) == "With -o and --keep-gpu; BM."
@@ -436,8 +431,9 @@ class TestMissingSizes:
 
     def test_where_it_is_tuned(self, run, tuned, recording, tmp_path):
         bundle, plan = tmp_path / "b.bundle", tmp_path / "plan.toml"
-        assert run("export", "--format", "bundle", tuned, "-o", bundle).code == 0
-        tiers = []
+        made = run("export", "--format", "bundle", tuned, "-o", bundle, "--arch", "sm_80", "--arch", "sm_90")
+        assert (made.code, "sm_80 sm_90" in made.out, "digest" in made.out) == (0, True, True)
+        found = []
         for words in (
             ("best", tuned, "--device", "h200"),
             ("best", "scale", "--bundle", bundle, "--device", "h200"),
@@ -446,8 +442,10 @@ class TestMissingSizes:
             answer = run(*words, "--json")
             assert SAID in answer.err
             assert answer.document["problem"] == {"n": 1048576}
-            tiers.append(answer.document.get("tier"))
-        assert tiers[0] == "exact"
+            found.append(answer.document)
+        assert (found[0]["tier"], found[1]["config"]) == ("exact", {"THREADS": 256, "WORK": 4})
+        assert found[1]["bundle"].startswith(f"{bundle}, compiled for sm_90 with NVRTC ")
+        assert str(bundle) in run("best", "scale", "--bundle", bundle, "--device", "h200").out
         assert "not given" not in run("best", tuned, "n=1048576", "--device", "h200").err
         with pytest.raises(autotile.ProblemError, match="needs the size n"):  # a program that serves gives its sizes
             autotile.get_best_kernel(tuned, device="h200")
@@ -469,8 +467,7 @@ class TestMissingSizes:
 
     def test_functions(self, tuned, recording):
         found = autotile.tune(tuned, options=autotile.TuneOptions(replay=recording, trials=1))
-        assert found.problem.sizes == {"n": 1048576}
-        assert found.notices[0] == SAID
+        assert (found.problem.sizes, found.notices[0]) == ({"n": 1048576}, SAID)
         said: list[str] = []
         found = autotile.tune(tuned, replay=recording, trials=1, announce=said.append)
         assert (said, SAID in found.notices) == ([SAID], False)  # they are announced or in the result

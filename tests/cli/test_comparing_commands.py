@@ -3,15 +3,13 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from stored_runs import Book, add_trial, change_file, end_run, start_run, timed
+from stored_runs import FAST, SLOW, Book, add_trial, change_file, end_run, start_run, timed
 
 from autotile.core.model import Outcome, Trial
 from autotile.database.care import check_database, copy_missing_rows
 from autotile.database.database import Database
 from autotile.exchange.shipped import write_winners
 
-FAST = {"THREADS": 256, "WORK": 4}
-SLOW = {"THREADS": 64, "WORK": 2}
 OTHER = {"THREADS": 32, "WORK": 1}
 
 
@@ -71,8 +69,7 @@ class TestMerge:
         both = sorted(a.trials() + b.trials())
         assert out.trials() == both
         answer = run("db", "merge", a.path, b.path, "-o", a.path, "--json").document
-        assert [entry["trials"] for entry in answer["copied"]] == [len(b.trials())]
-        assert a.trials() == both
+        assert ([entry["trials"] for entry in answer["copied"]], a.trials()) == ([len(b.trials())], both)
 
     @pytest.mark.parametrize("faster_first", [True, False])
     def test_the_faster_is_served_where_the_intervals_say_so(self, book, run, faster_first):
@@ -84,8 +81,7 @@ class TestMerge:
         answer = run("db", "merge", a.path, b.path, "-o", out.path, "--json").document
         (study,) = answer["studies"]
         assert study["decision"] == ("taken" if faster_first else "kept")
-        assert (study["served"]["config"], study["other"]["config"]) == (FAST, SLOW)
-        assert out.served(1024) == FAST
+        assert (study["served"]["config"], study["other"]["config"], out.served(1024)) == (FAST, SLOW, FAST)
 
     def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book, run):
         """An older session that is merged later does not replace it."""
@@ -94,15 +90,12 @@ class TestMerge:
         b.put(1024, SLOW, 10.1)
         answer = run("db", "merge", a.path, b.path, "-o", out.path)
         assert "unresolved" in answer.out
-        assert out.served(1024) == SLOW
-        assert len(out.trials()) == 4
+        assert (out.served(1024), len(out.trials())) == (SLOW, 4)
         out.path.unlink()
         for _ in range(2):
-            assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
-            assert out.served(1024) == SLOW
+            assert (run("db", "merge", b.path, a.path, "-o", out.path).code, out.served(1024)) == (0, SLOW)
         out.put(1024, OTHER, 10.05)
-        assert run("db", "merge", b.path, a.path, "-o", out.path).code == 0
-        assert out.served(1024) == OTHER
+        assert (run("db", "merge", b.path, a.path, "-o", out.path).code, out.served(1024)) == (0, OTHER)
 
     def test_a_session_of_a_clock_that_was_ahead_is_not_the_newest(self, book, run):
         a, b, out = book("a.db"), book("b.db"), book("out.db")
@@ -117,8 +110,7 @@ class TestMerge:
             assert out.served(1024) == SLOW
         out.put(1024, OTHER, 10.05)
         assert out.served(1024) == OTHER
-        assert run("db", "merge", a.path, "-o", out.path).code == 0
-        assert out.served(1024) == OTHER
+        assert (run("db", "merge", a.path, "-o", out.path).code, out.served(1024)) == (0, OTHER)
 
     def test_old_finals_that_were_deleted_return_as_old_ones(self, book, run, tmp_path):
         a = book("a.db")
@@ -130,8 +122,7 @@ class TestMerge:
             change_file(path, "UPDATE trials SET created_at = '2020-01-01T00:00:00.000000+00:00'")
         a.put(1024, SLOW, 10.1)
         assert run("db", "clean", "--db", a.path, "--older-than", "90d").code == 0
-        assert run("db", "merge", whole, "-o", a.path).code == 0
-        assert a.served(1024) == SLOW
+        assert (run("db", "merge", whole, "-o", a.path).code, a.served(1024)) == (0, SLOW)
 
     def test_what_was_refused_stays_refused(self, book, run):
         """A refusal may be copied before the trial that it refuses."""
@@ -207,8 +198,7 @@ class TestClean:
     def test_old_trials_go_and_their_winner_where_it_is_meant(self, mine, run):
         count = len(mine.trials())
         assert run("db", "clean", "--older-than", "90d").code == 0
-        assert len(mine.trials()) == count - 2
-        assert mine.served(512) == SLOW
+        assert (len(mine.trials()), mine.served(512)) == (count - 2, SLOW)
         assert run("db", "clean", "--older-than", "90d", "--winners").code == 0
         assert mine.served(512) is None
         assert mine.served(1024) == FAST
@@ -231,8 +221,7 @@ class TestClean:
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
         (study,) = answer["studies"]
         assert (study["reasons"], study["trials"], study["of"]) == (["other version"], 2, 3)
-        assert mine.served(1024, template_hash="0" * 64) == OTHER
-        assert mine.served(1024) == FAST
+        assert (mine.served(1024, template_hash="0" * 64), mine.served(1024)) == (OTHER, FAST)
 
     def test_what_a_session_needs_that_is_under_way(self, mine, run):
         with Database.open(mine.path) as database:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from child_python import python
+from feature_kernels import space_text
 from msgspec import structs
 from stored_runs import add_trial, record_miss, start_run
 
@@ -42,10 +43,6 @@ def stored(folder: Path, gpu_name: str, dtype: str = "float32") -> Path:
     return path
 
 
-def files_below(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("models.db")}
-
-
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in NAMES), ("H200", "../../x")])
 def test_models_are_written_in_their_folder(run, tmp_path, name, dtype):
     database = stored(tmp_path, name, dtype)
@@ -54,7 +51,8 @@ def test_models_are_written_in_their_folder(run, tmp_path, name, dtype):
     assert answer.code == 0, answer.err
     (file,) = answer.document["files"]
     assert Path(file).parent == folder
-    assert {path.parent for path in files_below(tmp_path)} == {folder}
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith("models.db")]
+    assert {path.parent for path in written} == {folder}
     if name == "NVIDIA H200":
         assert [path.name for path in folder.iterdir()] == ["nvidia-h200.matmul.float32.json"]
 
@@ -74,10 +72,7 @@ def test_a_link_in_the_folder_is_not_followed(run, tmp_path):
 def test_an_operation_is_not_named_like_a_path(run, tmp_path):
     file = tmp_path / "sums.toml"
     for name in ("../sums", "/tmp/sums", "a/b", "..", ".", "", "a\\u0000b", "a\\nb", "x y"):
-        file.write_text(
-            f'[operation]\nname = "{name}"\nsizes = {{ ROWS = 64, N = 4096 }}\ndtypes = ["float32"]\n'
-            '[kernels.sgemm_2d]\nsizes = { M = "ROWS", K = "2 * N", N = "N" }\n'
-        )
+        file.write_text(space_text("sums").replace('name = "sums"', f'name = "{name}"'))
         run("best", file, "ROWS=64", "N=4096", "--device", "h200").is_refused("name")
 
 

@@ -49,8 +49,7 @@ def test_every_stage_of_a_space_is_counted_in_json_and_for_a_person(run, scale_t
     found = run("space", scale_toml, "n=100", "--device", "h200", "--json").document
     assert (found["kernel"], found["combinations"]) == ("scale", 12)
     assert found["rules"] == [{"name": "enough_blocks", "remaining": 3}]
-    assert found["limits"][-1] == {"name": "occupancy", "remaining": 3}
-    assert found["valid"] == 3
+    assert (found["limits"][-1], found["valid"]) == ({"name": "occupancy", "remaining": 3}, 3)
     assert found["parameters"] == {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]}
     assert found["seconds"] >= 0
     assert run("space", scale_toml, "--device", "h200", "--json").document["problem"] == {"n": 4096}
@@ -70,8 +69,7 @@ TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpos
 class TestExplain:
     def test_parameters_and_sizes_may_be_mixed_and_have_defaults(self, run, scale_toml):
         found = run("explain", scale_toml, "THREADS=64", "n=1000", "WORK=2", "--device", "h200", "--json").document
-        assert found["config"] == {"THREADS": 64, "WORK": 2}
-        assert found["problem"] == {"n": 1000}
+        assert (found["config"], found["problem"]) == ({"THREADS": 64, "WORK": 2}, {"n": 1000})
         assert (found["valid"], found["fault"]) == (True, "")
         assert (found["geometry"]["grid"], found["geometry"]["threads"]) == ([8, 1, 1], 64)
         assert found["resources"]["registers"] > found["resources"]["spill_bytes"] == 0
@@ -272,10 +270,8 @@ class TestExitCodesOfVerify:
 def test_what_is_asked_for_reaches_the_judge(answer):
     words = ("--config", "WORK=4", "--verify-problem", "n=7", "--sanitize", "--l2", "hot")
     _, asked = answer(*words)
-    assert asked["configs"] == ({"THREADS": 128, "WORK": 4}, CONFIG)
-    assert asked["problem"].sizes == {"n": 1000}
-    assert asked["source"] == "// rewritten"
-    assert asked["options"].verify_sizes == ({"n": 7},)
+    assert (asked["configs"], asked["problem"].sizes) == (({"THREADS": 128, "WORK": 4}, CONFIG), {"n": 1000})
+    assert (asked["source"], asked["options"].verify_sizes) == ("// rewritten", ({"n": 7},))
     assert (asked["options"].sanitize, asked["options"].l2) == (True, "hot")
 
 

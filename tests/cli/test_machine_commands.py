@@ -167,8 +167,7 @@ def test_a_machine_offers_what_it_has(monkeypatch):
         monkeypatch.setattr(devices, "device_count", lambda n=count: n)
         devices.worker("tcp://127.0.0.1:1", observe=said.append)
     devices.worker("tcp://127.0.0.1:1", devices="0", compilers=2)
-    assert offered == [(3, 5), (0, 8), (1, 2)]
-    assert said == ["this machine has no CUDA device: its cores are offered"]
+    assert (offered, said) == ([(3, 5), (0, 8), (1, 2)], ["this machine has no CUDA device: its cores are offered"])
 
     def missing() -> str:
         raise ToolchainError("NVRTC is not installed")

@@ -1,6 +1,5 @@
 import io
 import threading
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -97,11 +96,10 @@ def elsewhere(width: int = 400) -> Console:
     return Console(file=io.StringIO(), width=width, markup=False)
 
 
-def settles(is_true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not is_true() and time.monotonic() < end:
-        time.sleep(0.01)
-    return is_true()
+def only_these_remain(threads: set[threading.Thread]) -> bool:
+    for other in {*threading.enumerate()} - threads:
+        other.join(60)
+    return {*threading.enumerate()} <= threads
 
 
 WAITING = "the scheduler does not answer; it is waited for"
@@ -140,7 +138,7 @@ class TestClosing:
                 raise error("it ends early")
         drawn = console.file.getvalue()
         assert drawn.rindex(SHOW_CURSOR) > drawn.rindex(HIDE_CURSOR)
-        assert settles(lambda: {*threading.enumerate()} <= before)
+        assert only_these_remain(before)
 
     @pytest.mark.parametrize("name", ["family", "operation", "plan"])
     def test_one_picture_serves_all_sessions(self, name):
@@ -152,12 +150,10 @@ class TestClosing:
             observe(STEPS[name](2))
             assert {*threading.enumerate()} - before == drawing
             assert len(drawing) == 1
-        assert settles(lambda: {*threading.enumerate()} <= before)
+        assert only_these_remain(before)
 
 
 class TestSchedules:
-    """Sessions in a schedule are told apart."""
-
     @pytest.mark.parametrize(("name", "of"), [("family", "tuning point"), ("operation", "round")])
     def test_each_session_has_a_heading_and_of_those_at_the_same_time_the_last_is_shown(self, name, of):
         console = elsewhere()

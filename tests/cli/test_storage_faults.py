@@ -345,9 +345,7 @@ def test_a_session_goes_on_without_standard_error(session, redirection):
 def test_a_session_goes_on_after_the_reader_of_standard_error(session):
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        session, env=child_environment(), stdout=subprocess.PIPE, stderr=writer, text=True, timeout=120, check=False
-    )
+    done = python(*session[1:], stdout=subprocess.PIPE, stderr=writer)
     os.close(writer)
     went_on(done.returncode, done.stdout)
 

@@ -49,8 +49,7 @@ class TestReplay:
         assert found["device"] == {"name": "NVIDIA H200", "source": "replayed"}
         assert found["space"] == {"combinations": 12, "valid": 12}
         assert found["outcomes"]["ok"] + found["outcomes"]["pruned"] == 11
-        assert found["outcomes"]["wrong_result"] == 1
-        assert set(found["outcomes"]) == set(Outcome)
+        assert (found["outcomes"]["wrong_result"], set(found["outcomes"])) == (1, set(Outcome))
         assert found["winner"]["config"] == {"THREADS": 256, "WORK": 4}
         low, high = found["winner"]["interval_us"]
         assert low <= found["winner"]["time_us"] <= high
@@ -78,8 +77,7 @@ class TestReplay:
     def test_the_same_command_resumes(self, tune):
         assert tune("--trials", "5", "--json").document["resumed"] == 0
         again = tune("--json").document
-        assert again["resumed"] == 5
-        assert sum(again["outcomes"].values()) == 12
+        assert (again["resumed"], sum(again["outcomes"].values())) == (5, 12)
         assert tune("--trials", "5", "--fresh", "--json").document["resumed"] == 0
 
     def test_a_configuration_counts_once_after_several_sessions(self, tune, run, tmp_path, scale_toml):
@@ -175,38 +173,33 @@ def test_misses_have_sizes_in_the_kernels_own_order_and_there_may_be_none(run):
     assert "M=512 N=256 K=128 float32" in run("list", "--misses").out
 
 
-@pytest.mark.usefixtures("missed")
-class TestMisses:
-    @pytest.fixture
-    def missed(self, scale_toml, monkeypatch):
-        """A database in which programs asked for the recorded problem twice before it was tuned, another one once."""
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        with Database.open(read_settings().database) as database:
-            for n, times in ((1048576, 2), (2048, 1)):
-                record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
-
-    def test_what_was_asked_for_is_tuned_once(self, run, recording, scale_toml):
-        run("best", "scale", "n=4096", "--device", "h200")  # looking is not counted
-        run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
-        rows = run("list", "--misses", "--json").document
-        assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
-        assert "NVIDIA H200" in run("list", "--misses").out
-        assert run("list", "--misses", scale_toml, "--json").document == rows
-        assert run("list", "--misses", "sgemm_2d", "--json").document == []
-        assert run("list", "--misses", "nosuch").code == 2
-        assert autotile.tune_misses("sgemm_2d").entries == ()
-        answer = run("tune", "--misses", f"--replay={recording}", "--json")
-        assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
-        assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
-        assert "n=2048 float32 is left out" in answer.err
-        assert "1048576 float32: 2 calls not served exactly" in answer.err
-        assert answer.code == 1
-        answer = run("tune", "--misses", "scale", f"--replay={recording}")
-        assert "1048576 float32: 2 calls" not in answer.err
-        assert "1 problem: 1 failed" in answer.out  # the other one
-        tuned = autotile.tune_misses(scale_toml, replay=recording)
-        assert repr(tuned).startswith("<PlanResult: plan misses: 1 problem: 1 failed, in ")
-        assert "expected scale n=2048 float32" in tuned.entries[0].reason
+def test_what_was_asked_for_is_tuned_once(run, recording, scale_toml, monkeypatch):
+    """Programs asked for the recorded problem twice before it was tuned, and for another one once."""
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    with Database.open(read_settings().database) as database:
+        for n, times in ((1048576, 2), (2048, 1)):
+            record_miss(database, Problem("scale", {"n": n}, "float32"), "NVIDIA H200", "default", times)
+    run("best", "scale", "n=4096", "--device", "h200")  # looking is not counted
+    run("best", "scale", "n=4096", "--device", "rtx-3090", "--json")
+    rows = run("list", "--misses", "--json").document
+    assert [(row["problem"]["n"], row["count"]) for row in rows] == [(1048576, 2), (2048, 1)]
+    assert "NVIDIA H200" in run("list", "--misses").out
+    assert run("list", "--misses", scale_toml, "--json").document == rows
+    assert run("list", "--misses", "sgemm_2d", "--json").document == []
+    assert run("list", "--misses", "nosuch").code == 2
+    assert autotile.tune_misses("sgemm_2d").entries == ()
+    answer = run("tune", "--misses", f"--replay={recording}", "--json")
+    assert [found["problem"] for found in answer.document] == [{"n": 1048576}]
+    assert answer.document[0]["winner"]["config"] == {"THREADS": 256, "WORK": 4}
+    assert "n=2048 float32 is left out" in answer.err
+    assert "1048576 float32: 2 calls not served exactly" in answer.err
+    assert answer.code == 1
+    answer = run("tune", "--misses", "scale", f"--replay={recording}")
+    assert "1048576 float32: 2 calls" not in answer.err
+    assert "1 problem: 1 failed" in answer.out  # the other one
+    tuned = autotile.tune_misses(scale_toml, replay=recording)
+    assert repr(tuned).startswith("<PlanResult: plan misses: 1 problem: 1 failed, in ")
+    assert "expected scale n=2048 float32" in tuned.entries[0].reason
 
 
 def test_a_device_is_the_index_or_the_name_of_a_gpu_of_this_machine(run, scale_toml, monkeypatch):
@@ -338,66 +331,62 @@ def helpful(scale_toml, recording):
         write_recording(Path(recording).with_name(f"{n}.npz"), header, trials)
 
 
-class TestTuning:
-    def test_a_rule_in_force_is_served_until_the_kernel_changes(
-        self, tune_family, run, scale_toml, helpful, monkeypatch
-    ):
-        assert "no family is tuned yet" in run("list", "--families").out
-        answer = tune_family()
-        assert "in force  yes: at 12 held-out points it took 0." in answer.out
-        assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
-        best = run("best", scale_toml, "n=5001", "--json").document
-        assert (best["tier"], best["config"]) == ("family", {"THREADS": 64, "WORK": 1})
-        assert "A rule chose it for the family n=1000..2000000" in best["explain"]
-        assert "times as long as serving without it on average, at most 0." in best["explain"]
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        (listed,) = run("list", "scale", "--families", "--json").document
-        assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
-        assert listed["judgement"]["upper"] < 1
-        assert "rule  alignment of n" in run("list", "--families").out
-        assert "in force  yes" in run("list", "--families").out
-        template = scale_toml.with_suffix(".cu")
-        template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
-        assert "no: the kernel has changed since" in run("list", "--families").out
+def test_a_rule_in_force_is_served_until_the_kernel_changes(tune_family, run, scale_toml, helpful, monkeypatch):
+    assert "no family is tuned yet" in run("list", "--families").out
+    answer = tune_family()
+    assert "in force  yes: at 12 held-out points it took 0." in answer.out
+    assert f'serve it  kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)' in answer.out
+    best = run("best", scale_toml, "n=5001", "--json").document
+    assert (best["tier"], best["config"]) == ("family", {"THREADS": 64, "WORK": 1})
+    assert "A rule chose it for the family n=1000..2000000" in best["explain"]
+    assert "times as long as serving without it on average, at most 0." in best["explain"]
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    (listed,) = run("list", "scale", "--families", "--json").document
+    assert (listed["family"], listed["in_force"]) == ("n=1000..2000000", True)
+    assert listed["judgement"]["upper"] < 1
+    assert "rule  alignment of n" in run("list", "--families").out
+    assert "in force  yes" in run("list", "--families").out
+    template = scale_toml.with_suffix(".cu")
+    template.write_text(template.read_text().replace("factor * x[i]", "x[i] * factor"))
+    assert "no: the kernel has changed since" in run("list", "--families").out
 
-    def test_a_rule_of_one_point_is_not_in_force_and_all_say_so(
-        self, tune_family, run, scale_toml, monkeypatch, tmp_path
+
+def test_a_rule_of_one_point_is_not_in_force_and_all_say_so(tune_family, run, scale_toml, monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
+    said = "no: 0 held-out points are too few to judge it, at least 5 are needed"
+    answer = tune_family()
+    assert answer.code == 0
+    for words in (
+        "scale n=1000..2000000 float32 on NVIDIA H200 (replayed)",
+        "loss when left out",
+        "n=1048576",
+        "#0    THREADS=256 WORK=4",
+        "0.0 % on average at the points",
+        f"in force  {said}",
     ):
-        monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
-        said = "no: 0 held-out points are too few to judge it, at least 5 are needed"
-        answer = tune_family()
-        assert answer.code == 0
-        for words in (
-            "scale n=1000..2000000 float32 on NVIDIA H200 (replayed)",
-            "loss when left out",
-            "n=1048576",
-            "#0    THREADS=256 WORK=4",
-            "0.0 % on average at the points",
-            f"in force  {said}",
-        ):
-            assert words in answer.out
-        assert "serve it" not in answer.out
-        assert "tuning point 1 of 1: scale n=1048576 float32" in answer.err
-        found = tune_family("--json").document
-        assert (found["kernel"], found["family"], found["dtype"]) == ("scale", "n=1000..2000000", "float32")
-        assert found["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": {"n": 1048576}}
-        assert found["held_out_loss"] is None  # a single point
-        assert found["rule"]["tree"]["serve"][0] == 0  # the others are for sizes where it breaks a rule
-        assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
-        assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
-        assert found["in_force"] is False
-        assert found["judgement"] == {"points": 0, "ratio": 1.0, "upper": None}
-        best = run("best", scale_toml, "n=900000", "--json").document
-        assert best["tier"] != "family"
-        assert "A rule was learned for the family n=1000..2000000, but is not in force: 0 held-out" in best["explain"]
-        assert best["unapplied"] in best["explain"]
-        assert f"in force  {said}" in run("list", "--families").out
-        (listed,) = run("list", "scale", "--families", "--json").document
-        assert listed["in_force"] is False
-        assert run("report", "scale", "-o", tmp_path / "page.html").code == 0
-        assert "The rule is not in force: 0 held-out points" in (tmp_path / "page.html").read_text()
-        limited = tune_family("--points", "1", "--max-configs", "1", "--json").document
-        assert len(limited["rule"]["configs"]) == 1
+        assert words in answer.out
+    assert "serve it" not in answer.out
+    assert "tuning point 1 of 1: scale n=1048576 float32" in answer.err
+    found = tune_family("--json").document
+    assert (found["kernel"], found["family"], found["dtype"]) == ("scale", "n=1000..2000000", "float32")
+    assert found["loss"] == {"mean": 0.0, "worst": 0.0, "worst_at": {"n": 1048576}}
+    assert found["held_out_loss"] is None  # a single point
+    assert found["rule"]["tree"]["serve"][0] == 0  # the others are for sizes where it breaks a rule
+    assert found["rule"]["configs"][0]["config"] == {"THREADS": 256, "WORK": 4}
+    assert found["call"] == f'kernel = autotile.get_best_kernel("{scale_toml}", n=2000000)'
+    assert found["in_force"] is False
+    assert found["judgement"] == {"points": 0, "ratio": 1.0, "upper": None}
+    best = run("best", scale_toml, "n=900000", "--json").document
+    assert best["tier"] != "family"
+    assert "A rule was learned for the family n=1000..2000000, but is not in force: 0 held-out" in best["explain"]
+    assert best["unapplied"] in best["explain"]
+    assert f"in force  {said}" in run("list", "--families").out
+    (listed,) = run("list", "scale", "--families", "--json").document
+    assert listed["in_force"] is False
+    assert run("report", "scale", "-o", tmp_path / "page.html").code == 0
+    assert "The rule is not in force: 0 held-out points" in (tmp_path / "page.html").read_text()
+    limited = tune_family("--points", "1", "--max-configs", "1", "--json").document
+    assert len(limited["rule"]["configs"]) == 1
 
 
 PRODUCT = {"M": 2048, "N": 2048, "K": 2048}
@@ -474,8 +463,7 @@ class TestProtocol:
         )
         assert code == 0
         _, asked, trials, told, result = answers
-        assert asked["id"] == "a"
-        assert len(asked["asked"]) == 2
+        assert (asked["id"], len(asked["asked"])) == ("a", 2)
         assert "id" not in trials
         assert [trial["outcome"] for trial in trials["trials"]] == ["ok", "infeasible"]
         assert trials["trials"][0]["time_us"] == pytest.approx(1000 / 256 + 0.5)
@@ -505,8 +493,7 @@ class TestProtocol:
         for (line, kind, message), found in zip(cases, errors, strict=True):
             assert found["error"]["kind"] == kind, line
             assert message.lower() in found["error"]["message"].lower()
-        assert last["id"] == 3
-        assert asked["asked"] == [{"THREADS": 128, "WORK": 1}]
+        assert (last["id"], asked["asked"]) == (3, [{"THREADS": 128, "WORK": 1}])
 
     def test_a_program_that_stops_reading_loses_nothing(self, run, scale_toml, recording):
         words = ["tune", str(scale_toml), "n=1048576", f"--replay={recording}", "--ask-tell"]

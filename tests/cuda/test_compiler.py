@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from cache_settings import cache_settings
 from child_python import python
-from feature_kernels import block_space, copy_kernel
+from feature_kernels import copy_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,39 +37,12 @@ from autotile.kernel.library import kernel_names, load_kernel
 from autotile.kernel.problem import capability_of, is_below
 from autotile.workers.compile_pool import CompilePool
 
-SOURCE = """
-extern "C" __global__ void sum(DTYPE* x) {
-    __shared__ DTYPE tile[TILE];
-    tile[threadIdx.x] = x[threadIdx.x];
-    __syncthreads();
-    x[threadIdx.x] += tile[TILE - 1 - threadIdx.x];
-}
-"""
+PROGRAMS = Path(__file__).with_name("programs")
+SOURCE = (PROGRAMS / "sum.cu").read_text()
 JOB = CompileJob(SOURCE, "hash", "/nowhere/sum.cu", "sum", "sm_90", ("-DTILE=64", "-DDTYPE=float"))
 OLDEST_OF_NVRTC = {"12": "5.0", "13": "7.5"}
 """Lowest compute capability that each major version of NVRTC compiles for: CUDA Toolkit release notes."""
-NAMED = """
-template <int B, class T> __global__ void __launch_bounds__(B) scale(T* x, T by) { x[threadIdx.x] *= by; }
-namespace inner { __global__ void fill(float* x) { x[threadIdx.x] = 1; } }
-__global__ void twice(float* x) { x[threadIdx.x] *= 2; }
-__global__ void twice(int* x) { x[threadIdx.x] *= 2; }
-static __global__ void own(float* x) { x[0] = BLOCK; }
-"""
-SOFTMAX = block_space(
-    "softmax",
-    'x = { buffer = "float32", shape = ["N"], access = "inout" }',
-    'outputs = { x = "x" }',
-    entry="softmax<BLOCK, SCALAR, (N > 10), detail::BLOCK>",
-    problem="sizes = { N = 64 }",
-    parameters={"BLOCK": [64, 128], "SCALAR": ["float", "unsigned int"], "UNROLL": [1, 2]},
-    default={"BLOCK": 128, "SCALAR": '"unsigned int"', "UNROLL": 2},
-    grid="1",
-)
-TEMPLATES = """// template <int UNROLL>
-namespace detail { constexpr int BLOCK = 3; }
-template <int BLOCK, typename SCALAR, bool EDGE, int Z>
-__global__ void __launch_bounds__(BLOCK) softmax(float* x) { x[threadIdx.x] = SCALAR(EDGE + Z + UNROLL + BLOCK); }
-"""
+NAMED = (PROGRAMS / "named.cu").read_text()
 SMALL_JOB = CompileJob('extern "C" __global__ void k(float* x) { x[0] = 1; }', "a" * 64, "/tmp/k.cu", "k", "sm_90", ())
 
 
@@ -96,16 +69,8 @@ class TestCompiling:
         assert compile_cubin(replace(JOB, source=source, options=options, architecture=architecture)).cubin
 
     def test_spills_are_reported(self):
-        source = """
-    extern "C" __global__ void __launch_bounds__(1024, 2) sum(float* x) {
-        float v[64];
-        for (int i = 0; i < 64; ++i) v[i] = x[i * 64 + threadIdx.x];
-        __syncthreads();
-        for (int j = 0; j < 64; ++j) for (int i = 0; i < 64; ++i) v[i] += v[(i + 1) % 64] * v[(i + 7) % 64];
-        for (int i = 0; i < 64; ++i) x[i * 64 + threadIdx.x] = v[i];
-    }
-    """
-        assert compile_cubin(replace(JOB, source=source)).resources.spill_bytes > 0
+        spilling = replace(JOB, source=(PROGRAMS / "spilling.cu").read_text())
+        assert compile_cubin(spilling).resources.spill_bytes > 0
 
     def test_messages_of_the_compiler_and_what_is_missing_or_refused(self):
         with pytest.raises(CompileError, match=r'sum\.cu\(\d+\): error: identifier "TILE" is undefined') as caught:
@@ -228,12 +193,12 @@ ptxas info    : Used 12 registers, used 0 barriers
 
     @pytest.mark.parametrize("is_included", [False, True])
     def test_names_of_template_parameters_are_no_macros(self, tmp_path, is_included):
-        (tmp_path / "softmax.toml").write_text(SOFTMAX)
-        (tmp_path / "softmax.cu").write_text('#include "code.cuh"\n' if is_included else TEMPLATES)
-        (tmp_path / "code.cuh").write_text(TEMPLATES if is_included else "")
-        kernel = load_kernel(str(tmp_path / "softmax.toml"))
-        assert kernel.template_names == {"BLOCK", "SCALAR", "EDGE", "Z", "N"}
-        assert kernel.spec.compiled_names == ("N",)
+        toml = copy_kernel(tmp_path, "softmax")
+        if is_included:
+            toml.with_suffix(".cu").rename(tmp_path / "code.cuh")
+            toml.with_suffix(".cu").write_text('#include "code.cuh"\n')
+        kernel = load_kernel(str(toml))
+        assert (kernel.template_names, kernel.spec.compiled_names) == ({"BLOCK", "SCALAR", "EDGE", "Z", "N"}, ("N",))
         job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
         assert job.options == ("-DUNROLL=2", "-DDTYPE=float")
         (function,) = compile_cubin(job).functions.values()
@@ -244,10 +209,9 @@ ptxas info    : Used 12 registers, used 0 barriers
 
     def test_a_name_that_only_the_entry_uses_is_no_macro(self, tmp_path):
         """A header, such as CUB's, may have a parameter of that name."""
-        (tmp_path / "softmax.toml").write_text(SOFTMAX.replace("(N > 10), detail::BLOCK", "(UNROLL > 1), 3"))
-        code = TEMPLATES.replace("+ UNROLL", "+ 1").replace("template <int UNROLL>", "UNROLL")
-        (tmp_path / "softmax.cu").write_text(code)
-        kernel = load_kernel(str(tmp_path / "softmax.toml"))
+        unused = {"+ UNROLL": "+ 1", "template <int UNROLL>": "UNROLL"}
+        toml = copy_kernel(tmp_path, "softmax", {**unused, "(N > 10), detail::BLOCK": "(UNROLL > 1), 3"})
+        kernel = load_kernel(str(toml))
         job = compile_job(kernel, kernel.spec.default, kernel.spec.at(), "sm_90")
         assert job.options == ("-DDTYPE=float",)
         assert compile_cubin(job).functions[job.entry].symbol == "_Z7softmaxILi128EjLb1ELi3EEvPf"
@@ -339,14 +303,7 @@ class TestLimits:
         assert str(error).startswith(expected or message)
 
 
-NVCC_SOURCE = """
-#include <vector>
-#include <limits>
-extern "C" __global__ void plain(float* x) { x[threadIdx.x] = std::numeric_limits<float>::infinity(); }
-template <int B, class T> __global__ void scale(T* x, int n) { x[threadIdx.x] *= B + TILE; }
-namespace inner { __global__ void fill(float* x, double d) { x[0] = d; } }
-float host(const std::vector<float>& v) { return v[0]; }
-"""
+NVCC_SOURCE = (PROGRAMS / "for_nvcc.cu").read_text()
 NVCC_JOB = CompileJob(
     NVCC_SOURCE, "hash", "/nowhere/x.cu", "plain", "sm_90", ("-DTILE=4", "--expt-relaxed-constexpr"), compiler="nvcc"
 )
@@ -376,7 +333,7 @@ class TestNvcc:
         assert all(0 < function.resources.registers <= 32 for function in functions.values())
 
     def test_errors_are_those_of_the_source(self):
-        with pytest.raises(CompileError, match=r'x\.cu\(5\): error: identifier "TILE" is undefined'):
+        with pytest.raises(CompileError, match=r'x\.cu\(4\): error: identifier "TILE" is undefined'):
             compile_cubin(replace(NVCC_JOB, options=NVCC_JOB.options[1:], entry="scale<64, float>"))
         with pytest.raises(CompileError, match=r"no __global__ function 'missing'.*plain"):
             compile_cubin(replace(NVCC_JOB, entry="missing"))
@@ -436,14 +393,7 @@ END""",
             compile_cubin(NVCC_JOB)
 
 
-PARAMETERS_SOURCE = """
-struct alignas(64) Map { char bytes[128]; };
-struct Three { float a; double b; char c; };
-template <class T> __global__ void k(T* x, int n, char c, Three s, const __grid_constant__ Map m, T d) {
-    x[n] = c + s.a + m.bytes[3] + d;
-}
-extern "C" __global__ void __launch_bounds__(96) none() {}
-"""
+PARAMETERS_SOURCE = (PROGRAMS / "parameters.cu").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -457,8 +407,7 @@ class TestParameters:
         job = CompileJob(PARAMETERS_SOURCE, "hash", "/nowhere/x.cu", "k<double>", architecture, (), ("none", "k<int>"))
         functions = compile_cubin(job).functions
         assert functions["k<double>"].parameter_bytes == (8, 4, 1, 24, 128, 8)
-        assert functions["k<int>"].parameter_bytes == (8, 4, 1, 24, 128, 4)
-        assert functions["none"].parameter_bytes == ()
+        assert (functions["k<int>"].parameter_bytes, functions["none"].parameter_bytes) == ((8, 4, 1, 24, 128, 4), ())
         assert [functions[name].max_threads for name in ("none", "k<int>")] == [96, None]
         fixed = SMALL_JOB.source.replace("void k", "void __cluster_dims__(4, 2, 1) k")
         (function,) = compile_cubin(replace(SMALL_JOB, source=fixed)).functions.values()
@@ -613,9 +562,7 @@ class TestCubinCache:
         assert cache.get("key") is None
         put = cache.put("key", compilation(1))
         assert cache.get("key") == put
-        assert put.path.read_bytes() == bytes([1]) * 1000
-        assert put.resources == RESOURCES
-        assert put.symbols == {"f": "_Z1fv"}
+        assert (put.path.read_bytes(), put.resources, put.symbols) == (bytes([1]) * 1000, RESOURCES, {"f": "_Z1fv"})
         other, changed = cache.put("other", compilation(1)), cache.put("changed", compilation(2))
         assert changed.cubin_hash != other.cubin_hash == put.cubin_hash
 

@@ -69,8 +69,7 @@ class TestSteps:
         functions = dict(compiled.functions)
         plan = LaunchPlan.of(spec, spec.default, spec.at(), H200)
         steps = compiled_steps(spec, plan, functions, H200)
-        assert [step.fault for step in steps] == [""] * len(plan.steps)
-        assert steps[0].geometry == plan.main.geometry
+        assert ([step.fault for step in steps], steps[0].geometry) == ([""] * len(plan.steps), plan.main.geometry)
         assert {step.entry for step in steps} == {spec.steps[launch.step].entry for launch in plan.launches}
         last = spec.steps[plan.launches[-1].step].entry
         large = msgspec.structs.replace(functions[last].resources, static_smem_bytes=10**6)
@@ -86,8 +85,7 @@ class TestSteps:
     def test_every_launch_has_its_own_values(self, scan):
         _, launches = packed(scan, N=300)
         x, y, a, b = 1000, 1001, 2000, 2001
-        assert len(launches) == 11
-        assert [int(value) for value in launches[0]] == [x, a, 300]
+        assert (len(launches), [int(value) for value in launches[0]]) == (11, [x, a, 300])
         assert [[int(value) for value in launch] for launch in launches[1:4]] == [
             [a, b, 1, 300],
             [b, a, 2, 300],
@@ -352,8 +350,7 @@ class TestGraphs:
         monkeypatch.setattr(function_module, "os", SimpleNamespace(getpid=lambda: -1))
         del made
         gc.collect()
-        assert len(kept) == 1
-        assert cuda.destroyed == [("Stream", True)]
+        assert (len(kept), cuda.destroyed) == (1, [("Stream", True)])
 
 
 def scalar(dtype: str, value: Any = 1.0, check: float | None = None) -> ScalarArgument:

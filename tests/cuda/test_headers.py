@@ -33,6 +33,13 @@ USES = {
 }
 
 
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+def program(name: str) -> str:
+    return (PROGRAMS / name).read_text()
+
+
 def job(source: str, template: Path = Path("/nowhere/x.cu"), **changes: object) -> CompileJob:
     fields = {"entry": "k", "architecture": "sm_90", "options": (), **changes}
     return CompileJob(source, str(hash(source)), str(template), **fields)  # type: ignore[arg-type]
@@ -47,39 +54,15 @@ def test_a_header_and_what_it_declares(header):
 
 def test_the_standard_headers_agree_with_the_toolkits():
     """Types that both define are the same, in either order; the traits have the values that C++ demands."""
-    checks = """
-    static_assert(std::numeric_limits<int64_t>::min() == cuda::std::numeric_limits<int64_t>::min());
-    static_assert(std::numeric_limits<float>::max_digits10 == cuda::std::numeric_limits<float>::max_digits10);
-    static_assert(std::numeric_limits<double>::denorm_min() == cuda::std::numeric_limits<double>::denorm_min());
-    static_assert(std::numeric_limits<unsigned>::digits10 == cuda::std::numeric_limits<unsigned>::digits10);
-    static_assert(std::is_same_v<std::decay_t<const int (&)[3]>, const int*>);
-    static_assert(std::is_same_v<std::common_type_t<char, float>, cuda::std::common_type_t<char, float>>);
-    static_assert(std::is_same_v<std::make_signed_t<unsigned long>, long>);
-    static_assert(std::is_pointer_v<int* const> && !std::is_pointer_v<int> && std::is_function_v<void(int)>);
-    static_assert(std::is_signed_v<float> && !std::is_signed_v<bool> && std::is_unsigned_v<bool>);
-    static_assert(std::conjunction_v<std::true_type, std::is_enum<decltype(std::byte{})>>);
-    __global__ void k(int* x) { x[0] = std::max(x[1], 2); std::array<int, 2> a{1, 2}; x[1] = a[0]; }
-    """
     ours = "#include <limits>\n#include <type_traits>\n#include <cstdint>\n#include <cstddef>\n"
     theirs = "#include <cuda/std/limits>\n#include <cuda/std/type_traits>\n#include <algorithm>\n#include <array>\n"
     for source in (ours + theirs, theirs + ours):
-        assert compile_cubin(job(source + checks)).cubin
+        assert compile_cubin(job(source + program("standard_types.cu"))).cubin
 
 
 def test_complex_numbers_of_thrust_and_cub_as_a_whole():
     """The header of complex numbers declares stream operators, of which NVRTC has no streams."""
-    source = """
-    #include <thrust/complex.h>
-    #include <cub/cub.cuh>
-    template <int B> __global__ void k(int* x, thrust::complex<float>* y) {
-        using Reduce = cub::BlockReduce<int, B>;
-        __shared__ typename Reduce::TempStorage storage;
-        int sum = Reduce(storage).Sum(x[threadIdx.x]);
-        if (threadIdx.x == 0) x[0] = sum;
-        y[0] *= y[1];
-    }
-    """
-    assert compile_cubin(job(source, entry="k<128>")).resources.static_smem_bytes > 0
+    assert compile_cubin(job(program("thrust_and_cub.cu"), entry="k<128>")).resources.static_smem_bytes > 0
 
 
 def test_what_nvcc_declares_without_a_header():
@@ -99,48 +82,13 @@ def test_folders_of_the_author_and_a_header_that_options_include_first_which_see
 
 
 def test_a_whole_program():
-    source = """
-    #include <iostream>
-    #include <vector>
-    #include <cuda_runtime.h>
-    #define CHECK(x) if ((x) != cudaSuccess) { std::cerr << "failed"; exit(1); }
-    using namespace std;
-    static const int width = 4;
-    float host_sum(const std::vector<float>& v) { float s = 0; for (float x : v) s += x; return s; }
-    constexpr int twice(int n) { return 2 * n; }
-    template <int B> __global__ void k(float* x) { x[threadIdx.x] = twice(B) + width; }
-    int main(int argc, char** argv) {
-        std::vector<float> v(32);
-        float* d; CHECK(cudaMalloc(&d, 128)); k<4><<<1, 32>>>(d);
-        std::cout << host_sum(v) << std::endl;
-    }
-    """
-    assert compile_cubin(job(source, entry="k<32>")).functions["k<32>"].symbol == "_Z1kILi32EEvPf"
+    assert compile_cubin(job(program("whole.cu"), entry="k<32>")).functions["k<32>"].symbol == "_Z1kILi32EEvPf"
 
 
-def test_headers_of_the_author_with_host_code(tmp_path):
+def test_headers_of_the_author_with_host_code():
     """Headers are found beside the template, beside the header that includes them, and in an include folder."""
-    (tmp_path / "common").mkdir()
-    (tmp_path / "own").mkdir()
-    (tmp_path / "common" / "scale.h").write_text("#pragma once\n__device__ inline int scaled(int x) { return 3 * x; }")
-    (tmp_path / "common" / "helper.cuh").write_text(
-        """#pragma once
-        #include <iostream>
-        #include "scale.h"
-        inline void report(int n) { std::cout << n << std::endl; }
-        struct Options { std::vector<int> sizes; Options(int n) : sizes(n) {} };
-        template <class T> __device__ T twice(T x) { return 2 * x; }
-        """
-    )
-    (tmp_path / "own" / "check.h").write_text("inline int devices() { int n; cudaGetDeviceCount(&n); return n; }\n")
-    source = """
-    #include "common/helper.cuh"
-    #include <check.h>
-    static std::string title = "kernel";
-    __global__ void k(int* x) { x[0] = scaled(twice(x[1])); }
-    int main() { Options options(devices()); report(options.sizes[0]); }
-    """
-    assert compile_cubin(job(source, tmp_path / "k.cu", include_folders=(str(tmp_path / "own"),))).cubin
+    name = "with_headers.cu"
+    assert compile_cubin(job(program(name), PROGRAMS / name, include_folders=(str(PROGRAMS / "own"),))).cubin
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES
 from autotile.cuda import expected_outputs
 from autotile.cuda import timing as energy
-from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import live_device
 from autotile.cuda.expected_outputs import ExpectedOutputs, agreed_outputs, expression_output, launch_key
-from autotile.cuda.support import GuardedBuffer, SupportKernels
+from autotile.cuda.support import GuardedBuffer
 from autotile.cuda.timing import Nvml, Timer, drift_us, energy_meter
 from autotile.errors import InputError, ToolchainError
 from autotile.kernel.expressions import parse_array_expression
@@ -32,12 +31,6 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.spec import Tolerance
 
 FLOAT = DTYPES["float32"]
-
-
-@pytest.fixture(scope="module")
-def support(tmp_path_factory):
-    cache = CubinCache(tmp_path_factory.mktemp("support"), 10**8)
-    return SupportKernels(cache, live_device().architecture)
 
 
 @pytest.mark.gpu(shared=True)
@@ -52,8 +45,7 @@ class TestOnGpu:
         theirs = runtime.getDeviceProperties(0)
         assert device.name == theirs["name"].decode()
         assert device.compute_capability == f"{theirs['major']}.{theirs['minor']}"
-        assert device.memory_bytes == theirs["totalGlobalMem"]
-        assert device.max_grid_dim == tuple(theirs["maxGridSize"])
+        assert (device.memory_bytes, device.max_grid_dim) == (theirs["totalGlobalMem"], tuple(theirs["maxGridSize"]))
         assert device.max_block_dim == tuple(theirs["maxThreadsDim"])
         for name, attribute in (
             ("sm_count", "MultiProcessorCount"),
@@ -375,8 +367,6 @@ class SimulatedCuda:
 
 
 class TestSlowHost:
-    """What a kernel takes is measured, not what the host takes to launch it."""
-
     @pytest.fixture
     def cuda(self, monkeypatch):
         cuda = SimulatedCuda()

@@ -5,8 +5,6 @@
 is one of them: it runs command after command in one process, so that time goes to the database rather than to imports.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kill and resume `autotile tune` repeatedly, and compare the result with that of an uninterrupted session."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -6,8 +6,6 @@ A mark is one line of JSON, written with a single system call: `[time, "stage", 
 Times, in seconds, are those of the monotonic clock, which all processes share.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,6 +1,7 @@
 """The C++ header: its expressions have the same values as in Python, and it chooses what serving chooses."""
 
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from feature_kernels import space_text
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -94,6 +96,10 @@ def compile_program(source: str, folder: Path, option: str = "-Wl,--unresolved-s
     return program
 
 
+def source_of(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.cpp").read_text()
+
+
 def run(program: Path, *arguments: str, given: str = "") -> list[str]:
     done = subprocess.run([str(program), *arguments], input=given, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
@@ -107,22 +113,8 @@ def test_expressions_have_the_values_that_they_have_in_python(tmp_path):
     parsed = [parse_expression(text, KINDS) for text in EXPRESSIONS]  # type: ignore[arg-type]
     printed = "\n".join(f"        std::cout << std::int64_t({to_cpp(e, PLACES)}) << '\\n';" for e in parsed)
     rows = ", ".join(f"Row{{{', '.join(map(literal, row))}}}" for row in ROWS)
-    source = f"""
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <iostream>
-#include <numeric>
-#include <string_view>
-namespace detail {{
-{helpers}}}
-struct Row {{ std::int64_t A, B, C; bool P; std::string_view L; double X; }};
-int main() {{
-    for (const Row& row : {{{rows}}}) {{
-{printed}
-    }}
-}}
-"""
+    texts = {"HELPERS": helpers, "ROWS": rows, "PRINTED": printed}
+    source = re.sub("|".join(texts), lambda name: texts[name[0]], source_of("expressions"))
     got = iter(run(compile_program(source, tmp_path)))
     for row in ROWS:
         environment = dict(zip(KINDS, row, strict=True))
@@ -131,42 +123,11 @@ int main() {{
             assert (expression.text, row, int(next(got))) == (expression.text, row, expected)
 
 
-CHOOSE = """
-#include <iostream>
-#include <string>
-#include "sgemm_2d.hpp"
-
-namespace sgemm = autotile::sgemm_2d;
-
-int main(int, char** words) {
-    sgemm::Device device;
-    device.name = words[1];
-    device.compute_capability = std::stoi(words[2]);
-    device.max_threads_per_block = 1024;
-    device.registers_per_block = 65536;
-    device.registers_per_sm = 65536;
-    device.smem_per_block_optin_bytes = std::stoi(words[3]);
-    for (int axis = 0; axis < 3; ++axis) {
-        device.max_block[axis] = axis < 2 ? 1024 : 64;
-        device.max_grid[axis] = axis < 1 ? 2147483647 : 65535;
-    }
-    sgemm::Sizes sizes;
-    while (std::cin >> sizes.M >> sizes.N >> sizes.K) {
-        const sgemm::Choice choice = sgemm::choose(sizes, device);
-        if (choice.cubin == nullptr) { std::cout << "none\\n"; continue; }
-        const sgemm::Launch launch = sgemm::launch_of(sgemm::configs[choice.config], sizes, device);
-        std::cout << choice.config << ' ' << static_cast<int>(choice.tier) << ' ' << launch.grid[0] << ' '
-                  << launch.grid[1] << ' ' << launch.block[0] << ' ' << choice.cubin->file << '\\n';
-    }
-}
-"""
-
-
 def chooser(folder: Path, *stored: Any, **rules: Any) -> Path:
     """Compile a program that prints what a header chooses."""
     text = write_header(load_kernel("sgemm_2d").spec, "float32", *stored, **rules, stem="sgemm_2d")
     (folder / "sgemm_2d.hpp").write_text(text)
-    return compile_program(CHOOSE, folder)
+    return compile_program(source_of("choose"), folder)
 
 
 def chosen_in_cpp(program: Path, device: DeviceProperties, asked: Sequence[dict[str, int]]) -> list[list[str]]:
@@ -268,77 +229,12 @@ def test_the_rule_of_a_family_is_the_same_tree(tmp_path):
 @needs_compiler
 def test_flags_workspaces_and_tensor_maps(tmp_path):
     """A kernel with every kind of argument compiles without warnings, and the flags select the cubin."""
-    spec = parse_spec(EVERYTHING, "everything.toml")
+    spec = parse_spec(space_text("everything"), "everything.toml")
     made = [({"TRANS_B": flag}, spec.default, RESOURCES, f"{flag}.cubin") for flag in (0, 1)]
     cubins = [BundledCubin("sm_90a", "bfloat16", *each) for each in made]
     text = write_header(spec, "bfloat16", [], cubins, stem="everything")
     (tmp_path / "everything.hpp").write_text(text)
     assert "namespace autotile::every_thing_bfloat16 {" in text
-    source = """
-#include <iostream>
-#include "everything.hpp"
-namespace kernel = autotile::every_thing_bfloat16;
-int main() {
-    kernel::Device device;
-    device.compute_capability = 90;
-    device.max_threads_per_block = 1024;
-    device.registers_per_block = 65536;
-    device.smem_per_block_optin_bytes = 232448;
-    device.sm_count = 132;
-    for (int axis = 0; axis < 3; ++axis) device.max_block[axis] = device.max_grid[axis] = 1024;
-    const kernel::Sizes sizes{1000, 512, 256, 3, 1};
-    const kernel::Choice choice = kernel::choose(sizes, device);
-    const kernel::Launch launch = kernel::launch_of(kernel::configs[0], sizes, device);
-    std::cout << choice.cubin->file << ' ' << kernel::Arguments{}.alpha << ' '
-              << launch.grid[2] << ' ' << launch.dynamic_smem_bytes << '\\n';
-    const auto lacks = [&](const kernel::Sizes& asked) { return kernel::choose(asked, device).cubin == nullptr; };
-    std::cout << lacks({1000, 512, 257, 3, 1}) << ' ' << lacks({1000, 512, 256, 1LL << 32, 1}) << ' ';
-    std::cout << lacks({1030, 512, 256, 3, 1}) << ' ' << lacks(sizes) << ' ';
-    device.compute_capability = 100;
-    std::cout << lacks(sizes) << '\\n';
-}
-"""
-    assert run(compile_program(source, tmp_path)) == ["1.cubin 16256 3 8192", "1 1 1 0 1"]
+    assert run(compile_program(source_of("everything"), tmp_path)) == ["1.cubin 16256 3 8192", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
-
-
-EVERYTHING = """
-parameters = { BM = [64, 128], SPLIT_K = [1, 2], ORDER = ["row", "column"], STAGED = [false, true] }
-default = { BM = 64, SPLIT_K = 1, ORDER = "row", STAGED = true }
-rules = { named = "ORDER == 'row' or (STAGED and BM > 64)" }
-reference = { outputs = { C = "alpha * (A @ (transpose(B) if TRANS_B else B))" }, reduction = "K" }
-
-[kernel]
-name = "every-thing"
-template = "everything.cu"
-entry = "everything"
-summary = "all kinds of arguments"
-architecture = "sm_90a"
-
-[problem]
-sizes = { M = 512, N = 512, K = 512, BATCH = 1 }
-flags = { TRANS_B = 0 }
-ragged = { M = 200, N = 136, K = 72, BATCH = 3 }
-dtypes = ["float16", "bfloat16"]
-
-[launch]
-block = ["128"]
-grid = ["ceil_div(M, BM)", "ceil_div(N, BM)", "min(BATCH, device.sm_count)"]
-cluster = [2]
-dynamic_smem_bytes = "dtype_bytes * BM * 64"
-
-[arguments]
-A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in", pass = false }
-B = { buffer = "dtype", shape = ["BATCH", "N if TRANS_B else K", "K if TRANS_B else N"], access = "in" }
-C = { buffer = "float32 if TRANS_B else dtype", shape = ["BATCH", "M", "N"], access = "out" }
-partials = { workspace = "float32", shape = ["SPLIT_K if SPLIT_K > 1 else 0", "M", "N"] }
-counters = { workspace = "uint32", shape = ["ceil_div(M, BM)"], init = "zeros" }
-A_map = { tensor_map = "A", box = [1, "BM", 64], swizzle_bytes = 128 }
-partials_map = { tensor_map = "partials", box = [1, "BM", 32] }
-C_map = { tensor_map = "C", box = [1, "BM", 32], swizzle_bytes = "64 if TRANS_B else 0", l2_promotion_bytes = 256 }
-M = { scalar = "int32", value = "M" }
-K_half = { scalar = "int64", value = "K // 2" }
-alpha = { scalar = "dtype", value = 1.0, check = 0.75 }
-offset = { scalar = "float64", value = -2.5 }
-"""

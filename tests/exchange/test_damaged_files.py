@@ -30,16 +30,7 @@ from autotile.database.paths import check_readable
 from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, DataError, InputError, RecordingError
 from autotile.exchange import bundle as bundles
-from autotile.exchange.bundle import (
-    BUNDLE_FORMAT,
-    MANIFEST,
-    Bundle,
-    BundledCubin,
-    BundledKernel,
-    cubin_member,
-    manifest_digest,
-    write_bundle,
-)
+from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest, write_bundle
 from autotile.exchange.kernel_tuner import import_into_database, import_into_recording, read_results
 from autotile.exchange.recording import list_recordings, read_recording, read_recording_header
 from autotile.exchange.shipped import read_rules, read_winners, write_winners
@@ -95,9 +86,11 @@ def test_bundles(folder, winners):
     kernel = load_kernel(KERNEL)
     image = b"a cubin"
     config = dict(winners[0].config)
-    cubin = BundledCubin("sm_90", "float32", {}, config, Resources(64, 0, 0, 0, 8192), cubin_member(image))
+    cubin = bundles.BundledCubin(
+        "sm_90", "float32", {}, config, Resources(64, 0, 0, 0, 8192), bundles.cubin_member(image)
+    )
     source = folder / "source.bundle"
-    write_bundle(source, [BundledKernel(kernel, "13.0", winners, [cubin])], {cubin.member: image}, "0.1.0")
+    write_bundle(source, [bundles.BundledKernel(kernel, "13.0", winners, [cubin])], {cubin.member: image}, "0.1.0")
     problem = replace(winners[0].key.problem, sizes=SIZES)
 
     def use(path: Path) -> None:
@@ -300,7 +293,7 @@ def declare_size(path: Path, size: int, declared: int, members: int = 1) -> None
 
 def manifest_of(members: dict[str, bytes]) -> bytes:
     entries = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
-    manifest = {"format": BUNDLE_FORMAT, "autotile": "1", "kernels": ["k"], "members": entries}
+    manifest = {"format": bundles.BUNDLE_FORMAT, "autotile": "1", "kernels": ["k"], "members": entries}
     return canonical_json({**manifest, "digest": manifest_digest(manifest)}).encode()
 
 

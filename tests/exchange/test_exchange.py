@@ -71,8 +71,7 @@ class TestT4:
         expected = {"time": (0.05, "ms"), "time_low": (0.049, "ms"), "time_high": (0.051, "ms")}
         expected |= {"registers": (96, ""), "occupancy": (0.25, ""), "power_w": (512.5, ""), "spill_bytes": (0, "B")}
         assert {name: found[name] for name in expected} == expected
-        assert result["configuration"] == SPACE[0]
-        assert result["times"]["runtimes"] == [0.05, 0.0505]
+        assert (result["configuration"], result["times"]["runtimes"]) == (SPACE[0], [0.05, 0.0505])
         assert (result["times"]["compilation"], result["times"]["benchmark"]) == (250.0, 50.0)
         assert (result["invalidity"], result["correctness"]) == ("correct", 1)
 
@@ -160,8 +159,7 @@ class TestImport:
         assert [run.summary["trials"] for run in database.runs(study)] == [1, len(cache.trials) - 1]
         (best,) = database.best("add")
         assert best.trial.config == {"block_size_x": 128, "vector": False, "kind": "b"}
-        assert best.run.settings == {"imported_from": "theirs.json"}
-        assert best.winner.device == cache.device
+        assert (best.run.settings, best.winner.device) == ({"imported_from": "theirs.json"}, cache.device)
 
     def test_results_become_a_recording(self, theirs, tmp_path):
         cache = read_results(theirs)

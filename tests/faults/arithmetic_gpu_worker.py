@@ -3,8 +3,6 @@
 The output ``arg0_c`` is the sum of ``arg1_a`` and ``arg2_b``; it is wrong where the parameter ``wrong`` is 1.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A fake GPU worker: it fails as the kernel of the fault kit would, and returns synthetic times otherwise."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

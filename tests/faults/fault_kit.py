@@ -1,7 +1,5 @@
 """The fault kit: a kernel with healthy configurations, and one configuration for each kind of fault."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tomllib

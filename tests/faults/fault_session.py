@@ -1,7 +1,5 @@
 """Tuning of the fault kit's kernel, with short timeouts that fit its small kernel."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -52,8 +52,7 @@ def test_every_fault_is_blamed_and_the_winner_is_healthy(tmp_path, cubin_cache_f
     assert [EXPECTED[name].complaint(session.trial_of(name)) for name in [*AS_IF, *REAL]] == [""] * 8
     died = session.trial_of("recursion")
     assert died.reason == "the worker died with signal SIGABRT in stage verify"
-    assert session.damage() == []
-    assert session.result.winner.config["THREADS"] == 1024
+    assert (session.damage(), session.result.winner.config["THREADS"]) == ([], 1024)
 
 
 def test_finals_dismiss_what_hangs_and_tell_how_long_they_take(tmp_path, cubin_cache_folder, monkeypatch):

@@ -1,7 +1,5 @@
 """Detection of leaks: processes, open files, temporary files."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

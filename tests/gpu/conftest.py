@@ -1,7 +1,5 @@
 """What several tests on a GPU need: measurements of an operation's problems as a family makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 

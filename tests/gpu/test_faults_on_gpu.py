@@ -1,7 +1,5 @@
 """A session survives every fault of the kit and names a healthy winner; compute-sanitizer finds each by its tool."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +52,6 @@ def nothing_left(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Cubin cache shared by the tests of this file."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -73,8 +70,7 @@ def test_each_fault_is_blamed_on_its_configuration(everything, fault):
 
 
 def test_no_other_configuration_suffers(everything):
-    assert everything.damage() == []
-    assert len(everything.trials) == 4 + len(FAULTS) - 1
+    assert (everything.damage(), len(everything.trials)) == ([], 4 + len(FAULTS) - 1)
 
 
 AT_ONCE = ("illegal_address", "infinite_loop", "write_overhang", "write_astray", "trap")

@@ -1,7 +1,5 @@
 """Kernels of every kind, tuned and served: element types, launches, textures, flags, workspaces, tensor maps, steps."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from candidates import expect_ok, expect_wrong, tune_watched
-from feature_kernels import block_space, copy_kernel, write_kernel
+from feature_kernels import copy_kernel
 
 import autotile
 from autotile.core.dtypes import DTYPES
@@ -23,24 +21,6 @@ from autotile.tuning.options import TuneOptions
 
 pytestmark = pytest.mark.gpu
 
-
-MAP_TEMPLATE = """
-#include <cuda_fp8.h>
-extern "C" __global__ void __launch_bounds__(BLOCK) map(const IN* x, OUT* y, int N) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < N) { BODY }
-}
-"""
-
-MAP_SPACE = block_space(
-    "map",
-    """
-x = { buffer = "@in", shape = ["N"], access = "in" }
-y = { buffer = "@out", shape = ["N"], access = "out" }
-N = { scalar = "int32", value = "N" }
-""",
-    'outputs = { y = "@reference" }',
-)
 
 ELEMENTS = {
     "bool": ("bool", "bool", "y[i] = !x[i];", "1 - x"),
@@ -57,9 +37,9 @@ ELEMENTS = {
 def map_kernel(folder: Path, case: str) -> Path:
     given, made, body, reference = ELEMENTS[case]
     types = {name: DTYPES["float32" if name == "float" else name].c_type for name in (given, made)}
-    template = MAP_TEMPLATE.replace("IN*", f"{types[given]}*").replace("OUT*", f"{types[made]}*").replace("BODY", body)
-    space = MAP_SPACE.replace("@in", given).replace("@out", "float32" if made == "float" else made)
-    return write_kernel(folder, template, space.replace("@reference", reference))
+    template = {"IN*": f"{types[given]}*", "OUT*": f"{types[made]}*", "{ BODY }": f"{{ {body} }}"}
+    space = {"TYPE_IN": given, "TYPE_OUT": "float32" if made == "float" else made, "REFERENCE": reference}
+    return copy_kernel(folder, "map", {**template, **space})
 
 
 SERVED: dict[str, Any] = {"bool": lambda v: ~v, "complex64": lambda v: v + 1, "float3": lambda v: -v}
@@ -80,33 +60,8 @@ def test_an_element_type_is_verified_and_served_and_a_wrong_result_is_found(tmp_
     expect_wrong(toml, "of y are wrong")
 
 
-STRUCT_TEMPLATE = """
-struct P { int n; const float4* x; float scale[2]; };
-extern "C" __global__ void __launch_bounds__(BLOCK) map(float4* y, P p) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < p.n) {
-        const float4 v = p.x[i];
-        y[i] = make_float4(p.scale[1] * v.x, p.scale[1] * v.y, p.scale[1] * v.z, p.scale[1] * v.w);
-    }
-}
-"""
-
-STRUCT_ARGUMENTS = """
-x = { buffer = "float4", shape = ["N"], access = "in", pass = false }
-y = { buffer = "float4", shape = ["N"], access = "out" }
-
-[arguments.p.struct]
-n = { scalar = "int32", value = "N" }
-x = { pointer = "x" }
-scale = { scalar = "float32", value = [7, 3] }
-"""
-
-
 def test_a_struct_by_value(tmp_path, cp):
-    head, _, tail = MAP_SPACE.partition("[arguments]")
-    _, _, reference = tail.partition("[reference]")
-    space = f"{head}[arguments]{STRUCT_ARGUMENTS}[reference]{reference.replace('@reference', '3 * x')}"
-    toml = write_kernel(tmp_path, STRUCT_TEMPLATE, space)
+    toml = copy_kernel(tmp_path, "struct_map")
     expect_ok(toml)
     kernel = get_best_kernel(str(toml), N=1000)
     for number in range(6):  # other arrays, and the same again, which become graphs
@@ -115,89 +70,21 @@ def test_a_struct_by_value(tmp_path, cp):
         np.testing.assert_array_equal(kernel(x).get(), 3 * x.get())
 
 
-REVERSE_TEMPLATE = """
-#include <cooperative_groups.h>
-namespace cg = cooperative_groups;
-extern "C" __global__ void __launch_bounds__(BLOCK) reverse(const float* x, float* between, float* y, int N) {
-    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < N; i += gridDim.x * BLOCK) between[i] = 2.0f * x[i];
-    cg::this_grid().sync();
-    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < N; i += gridDim.x * BLOCK) y[i] = between[(i + 7) % N];
-}
-"""
-
-REVERSE_CLUSTER_TEMPLATE = """
-#include <cooperative_groups.h>
-namespace cg = cooperative_groups;
-extern "C" __global__ void __launch_bounds__(BLOCK) reverse(const float* x, float* between, float* y, int N) {
-    const unsigned size = cg::this_cluster().num_blocks();
-    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < N; i += gridDim.x * BLOCK)
-        y[i] = size == CLUSTER ? 2.0f * x[(i + 7) % N] : -1.0f;
-}
-"""
-
-REVERSE_SPACE = block_space(
-    "reverse",
-    """
-x = { buffer = "float32", shape = ["N"], access = "in" }
-between = { workspace = "float32", shape = ["N"] }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-N = { scalar = "int32", value = "N" }
-""",
-    'outputs = { y = "2 * roll(x, -7)" }',
-    problem="sizes = { N = 100000 }",
-    parameters={"BLOCK": (128, 256), "CLUSTER": (1, 2, 4)},
-    default={"BLOCK": 256, "CLUSTER": 2},
-    grid='"device.sm_count // 4 * 4"',
-    launch="@launch",
-)
-
-
 @pytest.mark.parametrize("blocks", [0, 1, 2, 4])
 def test_a_cooperative_launch_and_clusters_from_a_parameter(tmp_path, blocks, cp):
     if blocks and live_device().compute_capability < "9.0":
         pytest.skip("needs compute capability 9.0")
-    template, launch, config = REVERSE_TEMPLATE, "cooperative = true", {}
-    if blocks:
-        template, launch, config = REVERSE_CLUSTER_TEMPLATE, 'cluster = ["CLUSTER"]', {"CLUSTER": blocks}
-    toml = write_kernel(tmp_path, template, REVERSE_SPACE.replace("@launch", launch))
-    expect_ok(toml, **config)
+    toml = copy_kernel(tmp_path, "reverse_in_clusters" if blocks else "reverse")
+    expect_ok(toml, **({"CLUSTER": blocks} if blocks else {}))
     kernel = get_best_kernel(str(toml), N=5000)
     x = cp.arange(5000, dtype=cp.float32)
     for _ in range(4):
         np.testing.assert_array_equal(kernel(x).get(), 2 * np.roll(x.get(), -7))
 
 
-BLUR_TEMPLATE = """
-namespace weights { __constant__ float filter[3]; }
-extern "C" __global__ void __launch_bounds__(BLOCK) blur(const float* x, float* y, int N) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i >= N) return;
-    float sum = 0.0f;
-    for (int d = -1; d <= 1; ++d)
-        if (i + d >= 0 && i + d < N) sum += weights::filter[d + 1] * x[i + d];
-    y[i] = sum;
-}
-"""
-
-BLUR_SPACE = block_space(
-    "blur",
-    """
-filter = { buffer = "float32", shape = [3], access = "in", init = 0.25, constant = "weights::filter" }
-x = { buffer = "float32", shape = ["N"], access = "in" }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-N = { scalar = "int32", value = "N" }
-""",
-    'outputs = { y = "(shift(x, -1) + x + shift(x, 1)) * mean(filter, 0)" }',
-)
-
-
 @pytest.fixture
 def blur(tmp_path):
-    return write_kernel(tmp_path, BLUR_TEMPLATE, BLUR_SPACE)
-
-
-def convolved(f: Any, x: Any) -> Any:
-    return np.convolve(x.get(), f.get()[::-1], "same")
+    return copy_kernel(tmp_path, "blur")
 
 
 def test_constant_memory_in_tuning_and_served(blur, cp):
@@ -208,7 +95,8 @@ def test_constant_memory_in_tuning_and_served(blur, cp):
     for outputs in ((), (cp.empty_like(x),)):
         for number in range(6):  # the same address with another content, also where the launch has become a graph
             f += number
-            np.testing.assert_allclose(kernel(f, x, *outputs).get(), convolved(f, x), rtol=1e-5, atol=1e-4)
+            y = kernel(f, x, *outputs).get()
+            np.testing.assert_allclose(y, np.convolve(x.get(), f.get()[::-1], "same"), rtol=1e-5, atol=1e-4)
 
 
 def test_two_streams_and_a_bound_function_have_constants_of_their_own(blur, cp):
@@ -232,27 +120,8 @@ def test_two_streams_and_a_bound_function_have_constants_of_their_own(blur, cp):
     assert [float(y[500]) for y in outputs] == [3.0, 6.0]
 
 
-HISTOGRAM_TEMPLATE = """
-extern "C" __global__ void __launch_bounds__(BLOCK) histogram(const int* x, unsigned* counts, const int* one, int N) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < N) atomicAdd(counts + x[i], 1u);
-}
-"""
-
-HISTOGRAM = block_space(
-    "histogram",
-    """
-x = { buffer = "int32", shape = ["N"], access = "in", init = "integers(0, 1)" }
-counts = { buffer = "uint32", shape = [1], access = "out", init = "zeros", restore = true }
-one = { buffer = "int32", shape = [1], access = "in" }
-N = { scalar = "int32", value = "N" }
-""",
-    'outputs = { counts = "N + 0 * one" }',
-)
-
-
 def test_atomics_add_into_zeros_in_tuning_and_when_served(tmp_path, cp):
-    histogram = write_kernel(tmp_path, HISTOGRAM_TEMPLATE, HISTOGRAM)
+    histogram = copy_kernel(tmp_path, "histogram")
     expect_ok(histogram)
     kernel = get_best_kernel(str(histogram), N=1000)
     x, counts, one = cp.zeros(1000, cp.int32), cp.full(1, 77, cp.uint32), cp.zeros(1, cp.int32)
@@ -264,35 +133,8 @@ def test_atomics_add_into_zeros_in_tuning_and_when_served(tmp_path, cp):
         assert int(counts[0]) == 1000
 
 
-TEXTURE_TEMPLATE = """
-extern "C" __global__ void __launch_bounds__(BLOCK)
-look(cudaTextureObject_t image, cudaTextureObject_t row, float* y, int H, int W) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i >= H * W) return;
-    const int r = i / W, c = i % W;
-    y[i] = tex2D<float>(image, c + 0.5f, r + 0.5f + 1.0f) + tex1Dfetch<float>(row, c);
-}
-"""
-
-TEXTURE_SPACE = block_space(
-    "look",
-    """
-a = { buffer = "float32", shape = ["H", "W"], access = "in", pass = false }
-b = { buffer = "float32", shape = ["W"], access = "in", pass = false }
-image = { texture = "a", filter = "linear", address = "border" }
-row = { texture = "b" }
-y = { buffer = "float32", shape = ["H", "W"], access = "out" }
-H = { scalar = "int32", value = "H" }
-W = { scalar = "int32", value = "W" }
-""",
-    'outputs = { y = "shift(a, 1, 0) + b" }',
-    problem="sizes = { H = 100, W = 256 }\nragged = { H = 37, W = 40 }",
-    grid='"ceil_div(H * W, BLOCK)"',
-)
-
-
 def test_textures(tmp_path, cp):
-    toml = write_kernel(tmp_path, TEXTURE_TEMPLATE, TEXTURE_SPACE)
+    toml = copy_kernel(tmp_path, "look")
     expect_ok(toml)
     kernel = get_best_kernel(str(toml), H=50, W=64)
     for number in range(6):  # other arrays, and the same again, which become graphs
@@ -418,56 +260,13 @@ def test_clusters(tmp_path):
     assert result.winner is not None
 
 
-SCALE_TEMPLATE = """
-#include <cfloat>
-#include <vector>
-template <int BLOCK, typename T>
-__global__ void __launch_bounds__(BLOCK) scale(const float* x, float* y, int n)
-{
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < n && SIZE == n) y[i] = T(x[i] * FACTOR) + (x[i] > FLT_MAX ? INFINITY : 0);
-}
-int main() { std::vector<float> values; return 0; }
-"""
-
-SCALE_SPACE = """
-problem = { sizes = { N = 100000 } }
-default = { BLOCK = 128, T = "float", FACTOR = 2.0, REGS = 0, FAST = false, CACHE = "ca" }
-rules = { right = "FACTOR < 2.25" }
-launch = { block = ["BLOCK"], grid = ["ceil_div(N, BLOCK)"] }
-reference = { outputs = { y = "2 * x" } }
-
-[kernel]
-name = "scale"
-template = "scale.cu"
-entry = "scale<BLOCK, T>"
-defines = { SIZE = "N" }
-options = ["--maxrregcount={REGS}", "--use_fast_math={FAST}", "-Xptxas -dlcm={CACHE}", "-lineinfo"]
-@compiler
-
-[parameters]
-BLOCK = [64, 128]
-T = ["float", "double"]
-FACTOR = [2.0, 2.5]
-REGS = [0, 32]
-FAST = [false, true]
-CACHE = ["ca", "cg"]
-
-[arguments]
-x = { buffer = "float32", shape = ["N"], access = "in" }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-n = { scalar = "int32", value = "N" }
-"""
-
-
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
 def test_a_template_with_macros_of_sizes(tmp_path, compiler):
     if compiler == "nvcc" and not installed_nvcc():
         pytest.skip("there is no nvcc on this machine")
-    (tmp_path / "scale.cu").write_text(SCALE_TEMPLATE)
-    (tmp_path / "scale.toml").write_text(SCALE_SPACE.replace("@compiler", f'compiler = "{compiler}"'))
+    toml = copy_kernel(tmp_path, "typed_scale", {'compiler = "nvrtc"': f'compiler = "{compiler}"'})
     options = autotile.TuneOptions(trials=3)
-    result = autotile.tune(str(tmp_path / "scale.toml"), {"N": 100000}, options=options, database=tmp_path / "a.db")
+    result = autotile.tune(str(toml), {"N": 100000}, options=options, database=tmp_path / "a.db")
     assert result.winner is not None, result
 
 
@@ -570,7 +369,6 @@ def test_an_objective_decides(tmp_path):
     path.write_text(path.read_text().replace("[work]", '[metrics]\nrate = "N * STEPS / time_us"\n[work]'))
     options = TuneOptions(sampler="brute-force", objectives=("time_us / STEPS ** 2",))
     result = autotile.tune(str(path), options=options, N=100000)
-    assert result.winner.config["STEPS"] == 3
-    assert result.winner.scores.keys() == {"objective", "rate"}
+    assert (result.winner.config["STEPS"], result.winner.scores.keys()) == (3, {"objective", "rate"})
     forget_served()
     assert get_best_kernel(str(path), N=100000).config["STEPS"] == 3

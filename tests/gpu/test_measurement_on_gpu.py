@@ -1,9 +1,5 @@
 """Ceilings of this GPU: checked, plausible and stored; energy and error of real kernels."""
 
-from __future__ import annotations
-
-import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
@@ -19,7 +15,6 @@ from autotile.core.model import OBJECTIVES, Outcome
 from autotile.cuda.ceiling_kernels import CeilingKernels
 from autotile.cuda.compiler import CubinCache
 from autotile.cuda.driver import device_uuid, live_device
-from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import Nvml, Timer, energy_meter
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
@@ -80,9 +75,8 @@ def test_the_time_of_a_round_is_constant(kernels):
 
 
 def test_a_gpu_is_measured_and_listed(tmp_path):
-    path, begin = tmp_path / "tuning.db", time.monotonic()
+    path = tmp_path / "tuning.db"
     measured = autotile.measure_device(0, database=path)
-    assert time.monotonic() - begin < 60
     assert autotile.devices(database=path).ceilings == (measured,)
     assert (measured.gpu_uuid, measured.gpu_name) == (device_uuid(0), live_device(0).name)
     _check_order(measured)
@@ -107,14 +101,8 @@ def test_an_unusable_device_is_one_line():
 SIDE = 1024
 SIZES = {"M": SIDE, "N": SIDE, "K": SIDE}
 FLOAT = DTYPES["float32"]
-Measure = Callable[[int], tuple[float, float]]
 MIN_W, MAX_W = 20.0, 1500.0
 """Range of the power of any GPU under load, in watts."""
-
-
-@pytest.fixture(scope="module")
-def support(tmp_path_factory):
-    return SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 10**8), live_device().architecture)
 
 
 @pytest.fixture(scope="module", params=["hot", "cold"])
@@ -159,8 +147,7 @@ def test_an_error_is_the_greatest_and_what_is_not_a_number_is_wrong_and_has_none
     expected = np.max(np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 0.5))
     device_got, device_want = cp.asarray(got), cp.asarray(want)
     found = compare(support, device_got.data.ptr, device_want, want.size, FLOAT, tolerance=Tolerance(1.0), scale=0.5)
-    assert found[:2] == (0, 2**64 - 1)
-    assert found[2] == pytest.approx(expected, rel=1e-12)
+    assert (found[:2], found[2]) == ((0, 2**64 - 1), pytest.approx(expected, rel=1e-12))
     got, want = cp.zeros(70, np.float32), cp.zeros(70)
     got[69] = np.nan
     for scale in (0.0, 1.0):
@@ -169,7 +156,6 @@ def test_an_error_is_the_greatest_and_what_is_not_a_number_is_wrong_and_has_none
 
 
 def test_a_candidate_has_the_error_of_fp32_and_its_energy_where_it_is_asked_for(tmp_path):
-    """The default configuration of a matrix product, with and without its energy."""
     kernel = load_kernel("matmul_tiled")
     candidate = compiled(kernel, kernel.spec.default, CubinCache(tmp_path, 10**8))
     own = (kernel.spec.text, kernel.spec.source, SIZES, "float32", "cold", str(tmp_path), 10**8, 0.1)

@@ -1,11 +1,7 @@
 """Operations on a GPU: sweeps and races with cuBLAS, models that ship, an example, and what is served."""
 
-from __future__ import annotations
-
 import json
 import runpy
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from candidates import compiled, tune_watched
+from child_python import python
 from faults.fault_kit import HEALTHY, fault_kernel
 
 import autotile
@@ -34,7 +31,7 @@ from autotile.serving import operations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.operations import libraries_for
-from autotile.settings import child_environment, read_settings
+from autotile.settings import read_settings
 from autotile.tuning.family_session import FAULTS as FAULTY_OUTCOMES
 from autotile.tuning.operation_session import OperationResult, tune_operation
 from autotile.tuning.options import TuneOptions
@@ -249,10 +246,9 @@ def test_what_is_served_is_right(library, monkeypatch):
 
 def test_the_benchmark_at_random_sizes(tmp_path):
     output = tmp_path / "any_size.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "any_size.py"), "--operation", str(FOLDER / "row_sums.toml")]
-    command += ["--python", str(FOLDER / "row_sums.py"), "ROWS=1..4096", "N=16..100000", "--count", "4"]
-    command += ["--limit", "6", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=child_environment())
+    example, limits = FOLDER / "row_sums", ("--count", "4", "--limit", "6")
+    of_example = "--operation", f"{example}.toml", "--python", f"{example}.py", "ROWS=1..4096", "N=16..100000"
+    done = python(ROOT / "benchmarks" / "any_size.py", *of_example, *limits, "--output", output)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(output.read_text())["rows"]
     assert {row["class"]: None for row in rows} == {"float32": None, "float32_no_library": None}

@@ -1,7 +1,5 @@
 """References of every kind tell right from wrong, and digests tell bits from bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 from array_cases import CASES, KINDS, environment
 from candidates import evaluate, evaluate_in_turn, expect_ok, expect_wrong
-from feature_kernels import block_space, write_kernel
+from feature_kernels import copy_kernel
 
 import autotile
 from autotile import Buffer, Scalar
@@ -48,47 +46,11 @@ def test_indices_out_of_bounds_are_found(cp):
             parse_array_expression(text, ["x", "i"]).evaluate({"x": x, "i": i})
 
 
-TEMPLATE = """
-template <typename T>
-__global__ void naive(const T* x, T* y, T scale, int n) {
-    const int i = blockIdx.x * 32 + threadIdx.x;
-    if (i < n) y[i] = FACTOR * scale * x[i] + x[(i + 1) % n];
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK) smooth(const float* x, float* y, float scale, int n) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < n) y[i] = 2 * scale * x[i] + x[(i + 1) % n] + ERROR;
-}
-
-extern "C" __global__ void keys(const unsigned long long* x, unsigned long long* y, float scale, int n) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < n) y[i] = (1ull << 60) + i + x[i] + ADDED;
-}
-"""
-
-SPACE = block_space(
-    "smooth",
-    """
-x = { buffer = "@type", shape = ["N"], access = "in" }
-y = { buffer = "@type", shape = ["N"], access = "out" }
-scale = { scalar = "float32", value = 0.1 }
-N = { scalar = "int32", value = "N" }
-""",
-    """
-kernel = "@reference"
-grid = ["ceil_div(N, 32)"]
-block = [32]
-@more
-""",
-    entry="@entry",
-    parameters={"BLOCK": (64, 128), "ERROR": (0, 1), "ADDED": (0, 1), "FACTOR": (2, 0)},
-    default={"BLOCK": 128, "ERROR": 0, "ADDED": 0, "FACTOR": 2},
-)
-
-
 def written(folder: Path, *, entry: str = "smooth", kind: str = "float32", reference: str, more: str = "") -> Path:
-    space = SPACE.replace("@entry", entry).replace("@type", kind).replace("@reference", reference)
-    return write_kernel(folder, TEMPLATE, space.replace("@more", more))
+    changes = {'entry = "smooth"': f'entry = "{entry}"', 'buffer = "float32"': f'buffer = "{kind}"'}
+    toml = copy_kernel(folder, "smooth", {**changes, "naive<float>": reference})
+    toml.write_text(f"{toml.read_text()}{more}\n")
+    return toml
 
 
 @pytest.mark.parametrize("more", ["", 'element_type = "float64"'])
@@ -144,11 +106,11 @@ def test_arguments_that_a_reference_does_not_take(tmp_path):
 
 
 def test_constant_memory(tmp_path):
-    template = TEMPLATE.replace("template <typename T>", "__constant__ float weights[8];\ntemplate <typename T>", 1)
-    template = template.replace("x[(i + 1) % n]", "x[(i + 1) % n] * weights[i % 8]")
-    space = written(tmp_path, reference="naive<double>", more='element_type = "float64"').read_text()
+    toml = written(tmp_path, reference="naive<double>", more='element_type = "float64"')
+    template = toml.with_suffix(".cu").read_text().replace("x[(i + 1) % n]", "x[(i + 1) % n] * weights[i % 8]")
+    toml.with_suffix(".cu").write_text("__constant__ float weights[8];\n" + template)
     weights = 'w = { buffer = "float32", shape = [8], access = "in", constant = "weights" }\nscale = {'
-    toml = write_kernel(tmp_path, template, space.replace("scale = {", weights))
+    toml.write_text(toml.read_text().replace("scale = {", weights))
     expect_ok(toml)
     assert evaluate(toml, ERROR=1).outcome is Outcome.WRONG_RESULT
 
@@ -159,37 +121,9 @@ def test_tolerances_of_single_outputs(tmp_path):
     expect_wrong(toml, "within 0.5", ERROR=1)
 
 
-ACCUMULATED_TEMPLATE = """
-extern "C" __global__ void counted(const float* x, float* y, unsigned int* counts, int n) {
-    const int i = blockIdx.x * 64 + threadIdx.x;
-    if (i < n) y[i] = x[i] + atomicAdd(&counts[i], 1u);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK) same(const float* x, float* y, unsigned int* counts, int n) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < n) y[i] = x[i] + counts[i];
-}
-"""
-
-ACCUMULATED_SPACE = block_space(
-    "same",
-    """
-x = { buffer = "float32", shape = ["N"], access = "in" }
-y = { buffer = "float32", shape = ["N"], access = "out" }
-counts = { workspace = "uint32", shape = ["N"], init = "zeros" }
-n = { scalar = "int32", value = "N" }
-""",
-    """
-kernel = "counted"
-block = [64]
-grid = ["ceil_div(N, 64)"]
-""",
-)
-
-
 def test_a_workspace_of_the_reference_is_cleared_before_each_of_its_launches(tmp_path):
     """The reference kernel counts its launches there, so that the second one would compute something else."""
-    expect_ok(write_kernel(tmp_path, ACCUMULATED_TEMPLATE, ACCUMULATED_SPACE))
+    expect_ok(copy_kernel(tmp_path, "same"))
 
 
 def test_a_workspace_is_cleared_for_each_configuration(tmp_path):
@@ -197,10 +131,8 @@ def test_a_workspace_is_cleared_for_each_configuration(tmp_path):
 
     That no other has passed before does not make the data suspect.
     """
-    template = ACCUMULATED_TEMPLATE.replace(
-        "y[i] = x[i] + counts[i];", "{ y[i] = x[i] + counts[i]; if (BLOCK == 64) counts[i] = 7; }"
-    )
-    toml = write_kernel(tmp_path, template, ACCUMULATED_SPACE)
+    right = "y[i] = x[i] + counts[i];"
+    toml = copy_kernel(tmp_path, "same", {right: f"{{ {right} if (BLOCK == 64) counts[i] = 7; }}"})
     readings = evaluate_in_turn(toml, *({"BLOCK": block} for block in (64, 128, 64, 128)))
     assert [one.outcome for one in readings] == 2 * [Outcome.WRONG_RESULT, Outcome.OK]
 
@@ -233,8 +165,7 @@ OPTIONS = autotile.TuneOptions(trials=6, finals=3)
 
 def expect_right_wins(kernel: autotile.TunableKernel) -> None:
     result = kernel.tune(options=OPTIONS, progress=False)
-    assert result.outcomes[Outcome.WRONG_RESULT] == 3
-    assert result.winner.config["WRONG"] == 0
+    assert (result.outcomes[Outcome.WRONG_RESULT], result.winner.config["WRONG"]) == (3, 0)
 
 
 @pytest.mark.parametrize("library", ["numpy", "cupy"])
@@ -259,14 +190,10 @@ def test_an_array_is_the_reference_of_arrays():
 
 def test_without_a_reference_configurations_must_agree():
     code = SMOOTH.replace("WRONG ? 1.0f", "WRONG ? (float)BLOCK")
-    arguments = [Buffer("float32", "n"), Buffer("float32", "n", "out"), Scalar("int32", "n")]
-    described: dict[str, Any] = {"sizes": {"n": 5000}, "arguments": arguments, "default": {"BLOCK": 64, "WRONG": 0}}
-    described["launch"] = ("BLOCK", "ceil_div(n, BLOCK)")
-    kernel = autotile.kernel(code, "smooth", parameters={"BLOCK": [32, 64, 128], "WRONG": [0, 1]}, **described)
-    result = kernel.tune(options=OPTIONS, progress=False)
+    result = smooth(code).tune(options=OPTIONS, progress=False)
     assert result.winner.config["WRONG"] == 0
     assert any("NO REFERENCE" in notice for notice in result.notices)
-    alone = autotile.kernel(code, "smooth", name="alone", parameters={"BLOCK": [64], "WRONG": [0]}, **described)
+    alone = smooth(code, name="alone", parameters={"BLOCK": [64], "WRONG": [0]})
     assert alone.tune(options=OPTIONS, progress=False).winner is None  # nothing confirms its result
 
 
@@ -303,49 +230,8 @@ def test_a_function_compares_the_outputs():
     assert seen == [5000] * 6
 
 
-SUMS_TEMPLATE = """
-extern "C" __global__ void row_sums(const float* x, float* y, int R, int C) {
-    const int row = blockIdx.x * BLOCK + threadIdx.x;
-    if (row >= R) return;
-    const int share = (C + PARTS - 1) / PARTS;
-#if ATOMIC
-    const int part = blockIdx.y;
-    float sum = 0.0f;
-    for (int c = part * share; c < min(C, (part + 1) * share); ++c) sum += x[(long long)row * C + c];
-    atomicAdd(y + row, sum);
-#else
-    float total = 0.0f;
-    for (int part = 0; part < PARTS; ++part) {
-        float sum = 0.0f;
-        for (int c = part * share; c < min(C, (part + 1) * share); ++c) sum += x[(long long)row * C + c];
-        total += sum;
-    }
-    y[row] += total;
-#endif
-}
-"""
-
-SUMS_SPACE = block_space(
-    "row_sums",
-    """
-x = { buffer = "float32", shape = ["R", "C"], access = "in" }
-y = { buffer = "float32", shape = ["R"], access = "inout" }
-R = { scalar = "int32", value = "R" }
-C = { scalar = "int32", value = "C" }
-""",
-    """
-outputs = { y = "y + sum(x, 1)" }
-tolerance = 1e-3
-""",
-    problem="sizes = { R = 3000, C = 1200 }",
-    parameters={"BLOCK": (64, 128), "PARTS": (1, 100), "ATOMIC": (0, 1)},
-    default={"BLOCK": 64, "PARTS": 1, "ATOMIC": 0},
-    grid='"ceil_div(R, BLOCK)", "PARTS if ATOMIC != 0 else 1"',
-)
-
-
 def test_what_determines_the_bits(tmp_path):
-    toml = write_kernel(tmp_path, SUMS_TEMPLATE, SUMS_SPACE)
+    toml = copy_kernel(tmp_path, "row_sums")
 
     def digest(**values: int) -> Any:
         evaluation = evaluate(toml, **values)
@@ -362,7 +248,7 @@ def test_what_determines_the_bits(tmp_path):
 
 
 def test_a_running_program_keeps_its_bits(tmp_path, cp):
-    toml = write_kernel(tmp_path, SUMS_TEMPLATE, SUMS_SPACE)
+    toml = copy_kernel(tmp_path, "row_sums")
     sizes = {"R": 3000, "C": 1200}
     kernels = {numerics: autotile.get_best_kernel(toml, **sizes, numerics=numerics) for numerics in ("same", "any")}
     x = cp.asarray(np.random.default_rng(1).standard_normal((3000, 1200)).astype(np.float32))
@@ -376,8 +262,7 @@ def test_a_running_program_keeps_its_bits(tmp_path, cp):
     options = autotile.TuneOptions(sampler="brute-force")
     winner = autotile.tune(toml, **sizes, options=options, progress=False).winner
     default_dispatcher.refresher.poll()
-    assert kernels["any"].config == winner.config
-    assert kernels["same"].config["PARTS"] == 1
+    assert (kernels["any"].config, kernels["same"].config["PARTS"]) == (winner.config, 1)
     assert computed() == before
 
 

@@ -1,7 +1,5 @@
 """Sessions on a GPU: comparisons, families, kernels from Python, candidates, ragged sizes, calls and refreshes."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from feature_kernels import FOLDER
 from stored_runs import record_miss, store_winner
 
 import autotile
@@ -281,24 +280,12 @@ def test_a_new_kernel_tunes_as_it_is(tmp_path):
 
 
 N = 1 << 18
-HASTY_TEMPLATE = """
-extern "C" __global__ void scale(const float* x, float* y, int n, float factor) {
-    const int first = (blockIdx.x * THREADS + threadIdx.x) * WORK;
-    for (int i = first; i < first + WORK && i < n; ++i) y[i] = factor * x[i];
-#if HASTY
-    if (n == 1001 && first <= 1000 && 1000 < first + WORK) y[1000] = 0;
-#else
-    const long long start = clock64();
-    while (clock64() - start < 20000) {}
-#endif
-}
-"""
 
 
 @pytest.fixture
 def hasty(scale_toml, scaling_toml):
     """The tiny kernel with a parameter HASTY, whose value true is faster, and wrong for the ragged n = 1001 alone."""
-    scale_toml.with_suffix(".cu").write_text(HASTY_TEMPLATE)
+    scale_toml.with_suffix(".cu").write_text((FOLDER / "hasty.cu").read_text())
     text = scale_toml.read_text().replace("WORK = [1, 2, 4]", "WORK = [1, 2]\nHASTY = [0, 1]")
     scale_toml.write_text(text.replace("WORK = 1\n", "WORK = 1\nHASTY = 0\n"))
     return scale_toml

@@ -149,32 +149,10 @@ def test_malformed_values(argument, said):
 class TestStructs:
     """Their layout is the compiler's, and their content is what the file declares."""
 
-    STRUCT = """p = { struct = {
-        flag = { scalar = "bool", value = true },
-        n = { scalar = "int64", value = "N" },
-        tag = { scalar = "uint8", value = 7 },
-        origin = { scalar = "float3", value = [1, 2, 3] },
-        color = { scalar = "uchar4", value = [1, 2, 3, 4] },
-        corners = { scalar = "float2", value = [1, 2, 3, 4] },
-        box = { scalar = "double4", value = [1, 2, 3, "BLOCK"] },
-        x = { pointer = "x" },
-        inner = { struct = { small = { scalar = "int16", value = -1 }, y = { pointer = "y" } } },
-        weights = { scalar = "float16", value = [0.5, 0.25, 0.125] },
-        factor = { scalar = "complex64", value = [1, -1] },
-        last = { scalar = "int8", value = -3 } } }""".replace("\n", " ")
-    SOURCE = """
-    #include <cuda_fp16.h>
-    struct Inner { short small; float* y; };
-    struct P {
-        bool flag; long long n; unsigned char tag; float3 origin; uchar4 color; float2 corners[2]; double4 box;
-        const float* x; Inner inner; __half weights[3]; float2 factor; signed char last;
-    };
-    CHECKS
-    extern "C" __global__ void k(P p) {}
-    """
+    SOURCES = Path(__file__).with_name("sources")
 
     def test_the_layout_is_that_of_the_compiler(self):
-        struct = copy_spec(self.STRUCT).arguments[-1]
+        struct = copy_spec((self.SOURCES / "structs.toml").read_text().replace("\n", " ")).arguments[-1]
         layout = struct.layout("float32")
         offsets = [offset for offset, _, _ in layout.scalars] + [offset for offset, _ in layout.pointers]
         members = ["flag", "n", "tag", "origin", "color", "corners[0]", "corners[1]", "box", "inner.small"]
@@ -182,7 +160,7 @@ class TestStructs:
         pairs = zip(members, offsets, strict=True)
         checks = [f'static_assert(__builtin_offsetof(P, {m}) == {o}, "");' for m, o in pairs]
         checks.append(f'static_assert(sizeof(P) == {layout.size_bytes}, "");')
-        compiled(self.SOURCE.replace("CHECKS", "\n".join(checks)))
+        compiled("\n".join([(self.SOURCES / "structs.cu").read_text(), *checks]))
 
     def test_values_and_addresses_are_packed_and_the_members_are_part_of_the_hash(self):
         spec = copy_spec(
@@ -192,8 +170,7 @@ class TestStructs:
         scalars = problem_scalars(spec, spec.at(), check=False)
         addresses = {"x": 0x1000, "y": 0x2000, "w": 0x3000}
         packed = pack_arguments(spec, data_of(spec), addresses=addresses, scalars=scalars)
-        assert len(packed) == 3
-        assert packed[-1].tobytes() == np.array([4096, 0x1000, 0x3000], np.uint64).tobytes()
+        assert (len(packed), packed[-1].tobytes()) == (3, np.array([4096, 0x1000, 0x3000], np.uint64).tobytes())
         one, two = (f'p = {{ struct = {{ n = {{ scalar = "int32", value = {n} }} }} }}' for n in (1, 2))
         assert space_hash(copy_spec(one)) != space_hash(copy_spec(two))
 
@@ -322,21 +299,19 @@ class TestWorkspaces:
             feasible_space(self.SPEC, self.SPEC.at(absurd), H200)
 
 
-class TestClusters:
-    SPEC = parse_spec(CLUSTER_SPACE, "swap.toml")
-
-    @pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
-    def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(self, n):
-        found = feasible_space(self.SPEC, self.SPEC.at({"n": n}), H200)
-        assert found.configs == [
-            {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
-            for threads in (64, 256)
-            for cluster in (1, 2, 3, 8)
-            for whole in (False, True)
-            if whole or int(np.ceil(n / threads)) % cluster == 0
-        ]
-        reason = check_config(self.SPEC, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, self.SPEC.at({"n": 65}), H200)
-        assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")
+@pytest.mark.parametrize("n", [1, 1000, 4096, 100_000])
+def test_a_cluster_divides_the_grid_and_has_at_most_eight_blocks(n):
+    spec = parse_spec(CLUSTER_SPACE, "swap.toml")
+    found = feasible_space(spec, spec.at({"n": n}), H200)
+    assert found.configs == [
+        {"THREADS": threads, "CLUSTER": cluster, "WHOLE": whole}
+        for threads in (64, 256)
+        for cluster in (1, 2, 3, 8)
+        for whole in (False, True)
+        if whole or int(np.ceil(n / threads)) % cluster == 0
+    ]
+    reason = check_config(spec, {"THREADS": 64, "CLUSTER": 8, "WHOLE": False}, spec.at({"n": 65}), H200)
+    assert reason.startswith("cluster: clusters of 8 blocks in a grid of 2 blocks, expected 1 to 8 that divide")
 
 
 TRANSPOSE = Path(__file__).parents[2] / "examples" / "transpose_tma" / "transpose_tma.toml"

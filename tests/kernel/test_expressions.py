@@ -110,14 +110,12 @@ def test_values_are_those_of_python(text, rows):
     else:
         result = expression.evaluate(columns)
         if expression.names:
-            assert result.dtype == (np.bool_ if expression.kind == "boolean" else np.int64)
-            assert result.tolist() == expected
+            assert (result.dtype, result.tolist()) == (np.bool_ if expression.kind == "boolean" else np.int64, expected)
 
 
 def test_what_an_expression_says_of_itself():
     expression = parse("  A %\n B == device.sm_count ")
-    assert expression.text == "A %  B == device.sm_count"
-    assert expression.names == {"A", "B", "device.sm_count"}
+    assert (expression.text, expression.names) == ("A %  B == device.sm_count", {"A", "B", "device.sm_count"})
     assert expression.kind == "boolean"
     assert expression.evaluate({"A": 7, "B": 4, "device.sm_count": 3}) is True
     assert expression == parse("A %  B == device.sm_count")
@@ -414,11 +412,9 @@ def test_any_text_gives_an_expression_or_a_spec_error(text):
 
 def test_columns_count_characters_and_a_long_expression_is_not_repeated():
     error = refusal("S == 'äöü' and A > Z")
-    assert error.column == 20
-    assert error.expression[error.column - 1] == "Z"
+    assert (error.column, error.expression[error.column - 1]) == (20, "Z")
     error = refusal("A > 1 and " * 40 + "Z")
-    assert error.expression == ""
-    assert error.column == 401
+    assert (error.expression, error.column) == ("", 401)
     assert len(str(error)) < 300
     with pytest.raises(SpecError, match=r"'device.sm_count' is not accepted here \(known: N\)"):
         parse_expression("N * device.sm_count", {"N": "number"})

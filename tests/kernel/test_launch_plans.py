@@ -49,8 +49,7 @@ def test_launches_come_in_order_with_their_own_arguments_and_swapped_memory_stay
     assert [launch.step for launch in launches] == [0, 1, 1, 1, 2]
     assert [launch.geometry.grid[0] for launch in launches] == [16, 16, 8, 4, 1]
     assert [launch.scalars for launch in launches[1:4]] == [(("stride", s),) for s in (1, 2, 4)]
-    assert launches[0].arguments == ("x", "a", "N")
-    assert launches[4].scalars == (("block", 64),)
+    assert (launches[0].arguments, launches[4].scalars) == (("x", "a", "N"), (("block", 64),))
     assert launches[4].geometry.dynamic_smem_bytes == 256
     assert [launch.arguments[:2] for launch in launches[1:4]] == [("a", "b"), ("b", "a"), ("a", "b")]
     assert launches[4].arguments == ("b", "y", "block")  # what the third sweep wrote
@@ -123,8 +122,7 @@ def test_one_plain_step_is_the_launch_section():
     launched = copy_spec()
     text = launched.text.replace(', entry = "k"', "").replace("[launch]", '[[steps]]\nentry = "k"')
     stepped = parse_spec(text, "k.toml")
-    assert launched.steps == stepped.steps
-    assert space_hash(launched) == space_hash(stepped)
+    assert (launched.steps, space_hash(launched)) == (stepped.steps, space_hash(stepped))
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from feature_kernels import space_text
 
 from autotile.errors import ProblemError, SpecError, UnknownKernelError
 from autotile.kernel.library import kernel_names
 from autotile.kernel.operation import find_operation, load_operation, named_operation, parse_operation
 from autotile.settings import read_settings
 
-TWO = """
-[operation]
-name = "sums"
-sizes = { ROWS = 64, N = 4096 }
-dtypes = ["float32"]
-
-[kernels.sgemm_2d]
-sizes = { M = "ROWS", K = "2 * N", N = "N" }
-when = "ROWS <= 128"
-"""
+TWO = space_text("sums")
 TWICE = '[kernels.own]\nkernel = "sgemm_2d"\nsizes = { M = "ROWS", K = "N" }'
 
 

@@ -55,10 +55,8 @@ def test_an_objective_uses_a_measured_value(value):
 def test_every_section_is_read():
     spec = parse_spec(SGEMM, "sgemm.toml")
     assert (spec.name, spec.template, spec.entry) == ("sgemm", "sgemm.cu", "sgemm")
-    assert spec.summary == "C = alpha A B + beta C"
-    assert spec.options == ("--use_fast_math",)
-    assert spec.sizes == {"M": 4096, "N": 4096, "K": 4096}
-    assert spec.ragged == {"M": 389, "N": 277, "K": 149}
+    assert (spec.summary, spec.options) == ("C = alpha A B + beta C", ("--use_fast_math",))
+    assert (spec.sizes, spec.ragged) == ({"M": 4096, "N": 4096, "K": 4096}, {"M": 389, "N": 277, "K": 149})
     given = parse_spec(edited("{ M = 389 }", "{ K = 96 }"), "sgemm.toml").ragged  # the others are derived
     assert given == {"M": 389, "N": 277, "K": 96}
     assert spec.dtypes == ("float32", "float64")
@@ -66,8 +64,7 @@ def test_every_section_is_read():
     assert spec.parameters[3].values == (False, True)
     assert spec.default == {"BM": 64, "BN": 64, "TM": 8, "STAGED": True, "LAYOUT": "row"}
     assert list(spec.default) == [parameter.name for parameter in spec.parameters]
-    assert [rule.name for rule in spec.rules] == ["squarish", "fits"]
-    assert spec.heuristics == ()
+    assert ([rule.name for rule in spec.rules], spec.heuristics) == (["squarish", "fits"], ())
     assert [expression.text for expression in spec.steps[0].launch.block] == ["BN // TM", "BM // TM"]
     assert spec.steps[0].launch.static_smem_bytes.evaluate({}) == 1024
     assert (spec.min_occupancy, spec.max_spill_bytes) == (0.05, 0)
@@ -79,10 +76,8 @@ def test_every_section_is_read():
     assert isinstance(m.binding, Expression)
     assert (alpha.dtype, alpha.default, alpha.check_value) == ("float32", 1.0, 0.75)
     assert spec.reference.outputs["C"].names == {"A", "B", "C", "alpha"}
-    assert spec.reference.reduction.evaluate(spec.sizes) == 4096
-    assert spec.reference.tolerance == 1e-5
-    assert spec.work.flops.evaluate(spec.sizes) == 2 * 4096**3
-    assert (spec.source, spec.text) == ("sgemm.toml", SGEMM)
+    assert (spec.reference.reduction.evaluate(spec.sizes), spec.reference.tolerance) == (4096, 1e-5)
+    assert (spec.work.flops.evaluate(spec.sizes), spec.source, spec.text) == (2 * 4096**3, "sgemm.toml", SGEMM)
 
 
 def test_what_may_be_left_out():
@@ -90,8 +85,7 @@ def test_what_may_be_left_out():
     assert (spec.summary, spec.options, spec.dtypes, spec.rules) == ("", (), ("float32",), ())
     launch = spec.steps[0].launch
     assert (launch.dynamic_smem_bytes, launch.static_smem_bytes, launch.min_registers) == (None,) * 3
-    assert (spec.min_occupancy, spec.max_spill_bytes) == (0.0, None)
-    assert spec.reference.reduction.evaluate({}) == 1
+    assert (spec.min_occupancy, spec.max_spill_bytes, spec.reference.reduction.evaluate({})) == (0.0, None, 1)
     assert (spec.reference.tolerance, spec.work.flops, spec.work.bytes) == (None, None, None)
     refused(spec.text, 'y = "x"', 'y = "x + y"', "reference.outputs.y", "unknown name 'y'")  # it holds nothing to read
 
@@ -366,8 +360,7 @@ def test_lines_are_found_in_every_way_of_writing_a_table_and_of_a_fault_of_the_s
         "[parameters]", "[problem.sizes]\nM = 4096\nN = 0\nK = 4096\n\n[parameters]"
     )
     error = refusal(text)
-    assert error.key == "problem.sizes.N"
-    assert text.splitlines()[(error.line or 0) - 1] == "N = 0"
+    assert (error.key, text.splitlines()[(error.line or 0) - 1]) == ("problem.sizes.N", "N = 0")
     assert refusal(edited('name = "sgemm"', "name = 7")).line == 2
     assert refusal("x = 1\n" + ".".join("a" * 40_000) + " = 1").line == 2
     assert refusal("[kernel]\nname = \n").line == 2

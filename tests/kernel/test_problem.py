@@ -123,31 +123,29 @@ class TestDistance:
         assert doublings >= 0
 
 
-class TestMemory:
+@pytest.mark.parametrize(
+    ("spec", "dtype", "element_bytes"),
+    [
+        (SPEC, "float32", 2 * 4 + 2 * 4 + 2 * 4 + 8),
+        (SPEC, "float64", 2 * 8 + 2 * 8 + 2 * 8 + 8),
+        # what is only written is held once
+        (
+            parse_spec(SGEMM.replace('access = "inout"', 'access = "out"').replace(" + C", ""), "sgemm.toml"),
+            "float32",
+            2 * 4 + 2 * 4 + 4 + 8,
+        ),
+    ],
+)
+def test_memory_is_just_enough(spec, dtype, element_bytes):
     """A, B and C are held twice (C is updated), the reference in float64, and a buffer of the size of the L2 cache."""
-
-    @pytest.mark.parametrize(
-        ("spec", "dtype", "element_bytes"),
-        [
-            (SPEC, "float32", 2 * 4 + 2 * 4 + 2 * 4 + 8),
-            (SPEC, "float64", 2 * 8 + 2 * 8 + 2 * 8 + 8),
-            # what is only written is held once
-            (
-                parse_spec(SGEMM.replace('access = "inout"', 'access = "out"').replace(" + C", ""), "sgemm.toml"),
-                "float32",
-                2 * 4 + 2 * 4 + 4 + 8,
-            ),
-        ],
-    )
-    def test_just_enough(self, spec, dtype, element_bytes):
-        problem = resolve_problem(spec, {"M": 1000, "N": 1000, "K": 1000}, dtype)
-        needed = 1_000_000 * element_bytes + H200.l2_bytes
-        check_memory(spec, problem, replace(H200, memory_bytes=needed))
-        said = r"needs 0\.1 GiB of device memory to tune, but NVIDIA H200 has 0\.1 GiB"
-        with pytest.raises(ProblemError, match=said):
-            check_memory(spec, problem, replace(H200, memory_bytes=needed - 1))
-        with pytest.raises(ProblemError, match=r"choose smaller sizes"):  # absurd ones do not overflow
-            check_memory(spec, resolve_problem(spec, dict.fromkeys("MNK", 2**31 - 1)), H200)
+    problem = resolve_problem(spec, {"M": 1000, "N": 1000, "K": 1000}, dtype)
+    needed = 1_000_000 * element_bytes + H200.l2_bytes
+    check_memory(spec, problem, replace(H200, memory_bytes=needed))
+    said = r"needs 0\.1 GiB of device memory to tune, but NVIDIA H200 has 0\.1 GiB"
+    with pytest.raises(ProblemError, match=said):
+        check_memory(spec, problem, replace(H200, memory_bytes=needed - 1))
+    with pytest.raises(ProblemError, match=r"choose smaller sizes"):  # absurd ones do not overflow
+        check_memory(spec, resolve_problem(spec, dict.fromkeys("MNK", 2**31 - 1)), H200)
 
 
 class TestCapabilities:

@@ -16,27 +16,11 @@ from autotile.kernel.parser import parse_spec
 from autotile.kernel.sources import GlobalFunction, global_functions, signature_fault, without_host_functions
 from autotile.kernel.spec import is_entry
 
+SOURCES = Path(__file__).with_name("sources")
+
 
 class TestGlobalFunctions:
-    SOURCE = """
-// __global__ void commented(int x);
-#define KERNEL __global__ void macro(int y)
-/* __global__ void too(int x); */
-extern "C" __global__ void __launch_bounds__(BM * (BN / 2), 2)
-plain(const float* __restrict__ x, float *y, int n) { const char* s = "__global__ void text(int)"; }
-template <int B, typename T = std::pair<float, int>>
-__global__ __launch_bounds__(B) void tiled(T const* const x, unsigned long long n, T (&a)[4], float4 b = {1, 2});
-namespace n { __global__ void none(void) {} }
-template <class T> struct S {};
-__global__ void nested(S<float> s, const __grid_constant__ Map map, int, float x[16], int* table[]);
-__global__
-void
-__launch_bounds__(32)
-split(int
-  a)
-{ }
-__global__ void unclosed(int a
-"""
+    SOURCE = (SOURCES / "functions.cu").read_text()
     WHOLE = GlobalFunction("g", (), (("n", "int"),))
 
     def test_functions_and_their_parameters(self):
@@ -67,7 +51,6 @@ __global__ void unclosed(int a
         )
     )
     def test_any_text_is_read(self, parts):
-        """No text is an error, and every name and parameter that is found stands in it."""
         text = "".join(parts)
         for function in global_functions(text):
             assert function.name in text
@@ -76,40 +59,8 @@ __global__ void unclosed(int a
 
 
 class TestHostCode:
-    KEPT = """#include <vector>
-#define DEV static __device__
-#define KERNEL(name) __global__ void name
-using namespace std;
-namespace a { namespace {
-DEV float macro(float x) { return x; }
-constexpr int div_up(int a, int b) { return (a + b - 1) / b; }
-} }
-struct P { int n; __device__ int get() const { return n; } P(int m) : n(m) {} };
-template <class T, int N = (3 > 2)> struct Op { __device__ T operator()(T a) const { return a; } };
-extern "C" {
-__global__ void plain(float* x) { if (x) { x[0] = 1; } }
-}
-KERNEL(by_macro)(float* x) { x[0] = 1; }
-template <int B> __global__ void __launch_bounds__(B) k(float* x, P p) { x[0] = p.n; }
-template __global__ void k<4>(float*, P);
-__host__ __device__ inline float both(float x) { return x; }
-static const char* text = "int main() {";
-const int table[] = {1, 2, (3)};
-static_assert(sizeof(int) == (4), "size");
-auto lambda = [] __device__(int x) { return x; };
-"""
-    HOST = """
-void run(std::vector<float>& v);
-static double seconds() { return 0; }
-template <typename T> void launch(T* x) { k<4><<<1, 32>>>(x, P{1}); }
-int main(int argc, char** argv)
-{
-    std::vector<float> h(10); /* } */
-    std::cout << "}" << '}' << std::endl; // }
-    return 0;
-}
-inline std::vector<float> make(int n = 3) { return std::vector<float>(n); }
-"""
+    KEPT = (SOURCES / "device_code.cu").read_text()
+    HOST = (SOURCES / "host_code.cu").read_text()
 
     def test_host_functions_are_blanked_and_lines_kept(self):
         blank = "".join(" " * len(line) + "\n" for line in self.HOST.splitlines())

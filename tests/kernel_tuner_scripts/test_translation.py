@@ -47,8 +47,7 @@ def script(problem_size: Any, source: Any = "", **options: Any) -> ScriptKernel:
 def test_the_grid_is_theirs(problem_size, grid_div):
     launch = script(problem_size, grid_div=grid_div)
     threads, grid = util.setup_block_and_grid(problem_size, grid_div, PARAMS, NAMES)
-    assert launch.grid(PARAMS) == grid
-    assert launch.block(PARAMS) == threads
+    assert (launch.grid(PARAMS), launch.block(PARAMS)) == (grid, threads)
 
 
 def test_shared_memory_is_theirs_and_block_names_in_any_case_and_in_part():

@@ -70,12 +70,10 @@ def test_results_environment_and_what_is_printed(capsys):
     assert times == pytest.approx({32: 31.25, 64: 15.625, 128: 7.8125})
     for result in results:
         assert next(iter(result)) == "block_size_x"
-        assert result["times"] == [result["time"]] * 2
-        assert result["double"] == 2 / result["time"]
+        assert (result["times"], result["double"]) == ([result["time"]] * 2, 2 / result["time"])
         assert result["verification_time"] == 500
         assert {"compile_time", "benchmark_time", "strategy_time", "framework_time", "timestamp"} <= result.keys()
-    assert env["device_name"] == "NVIDIA H200"
-    assert env["best_config"]["block_size_x"] == 128
+    assert (env["device_name"], env["best_config"]["block_size_x"]) == ("NVIDIA H200", 128)
     assert env["total_verification_time"] == 1500
     assert json.loads(json.dumps((results, env)))
     printed = capsys.readouterr().out
@@ -149,8 +147,7 @@ def test_a_cache_is_continued_simulated_and_written_as_t4(tmp_path, cut):
     file = tmp_path / "cache.json"
     tuned(params={"block_size_x": [32, 64]}, cache=str(tmp_path / "cache"))
     first = json.loads(file.read_text())
-    assert first["tune_params_keys"] == ["block_size_x"]
-    assert set(first["cache"]) == {"32", "64"}
+    assert (first["tune_params_keys"], set(first["cache"])) == (["block_size_x"], {"32", "64"})
     text = file.read_text().replace('"time": 31.25,', '"time": 99.0, "metric": Infinity,')
     file.write_text(text.removesuffix("}\n}") + ',\n"128": {"block_' if cut else json.dumps(json.loads(text)))
     results, _ = tuned(cache=file)
@@ -225,8 +222,7 @@ def test_arguments_that_depend_on_a_parameter(choices):
         defines={"block_size_x": "block_size_x"},
     )
     tried = {(result["block_size_x"], result["which"]) for result in results}
-    assert tried == set(itertools.product(sizes, choices))
-    assert len(results) == len(tried)
+    assert (tried, len(results)) == (set(itertools.product(sizes, choices)), len(tried))
     assert all("__error__" not in result for result in results)
     assert env["best_config"]["block_size_x"] == 128
 

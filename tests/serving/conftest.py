@@ -1,7 +1,5 @@
 """Fixtures: a small kernel, a database of results that were never measured, and machines with and without a GPU."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path

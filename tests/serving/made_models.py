@@ -1,7 +1,5 @@
 """A model of times that expects what a test says, a rule that serves it, programs on an H200, results that agree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -14,6 +14,7 @@ import pytest
 from child_python import python
 from made_models import rule_of
 from msgspec import structs
+from stored_runs import FAST, SLOW
 
 from autotile.api import exchange
 from autotile.cli.derivation import read_selections
@@ -33,10 +34,6 @@ from autotile.kernel.problem import runs_on
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import Dispatcher, get_best_kernel
 from autotile.settings import read_settings
-
-FAST = {"THREADS": 256, "WORK": 4}
-SLOW = {"THREADS": 64, "WORK": 2}
-
 
 _made: list[bytes] = []
 """The bundle of the first test, of which the others get a copy."""
@@ -127,8 +124,7 @@ class TestServing:
             "print(kernel.tier, dict(kernel.config), kernel.resources.registers > 0, image[:4])\n"
         )
         done = python("-c", code, env={"AUTOTILE_DB": "/nowhere/at/all.db"})
-        assert done.stderr == ""
-        assert done.stdout == f"exact {FAST} True b'\\x7fELF'\n"
+        assert (done.stderr, done.stdout) == ("", f"exact {FAST} True b'\\x7fELF'\n")
 
     @pytest.mark.parametrize("came_along", [False, True])
     def test_by_a_familys_rule(self, store, tmp_path, monkeypatch, came_along):
@@ -171,8 +167,7 @@ class TestServing:
         kernel = Bundle(bundle).kernel("scale")
         (other,) = [c.member for c in kernel.cubins if c.config == SLOW]
         rewrite(bundle, lambda members: members.update({other: b"\x7fELF and then nothing"}))
-        assert needed._code.packed.read()[:4] == b"\x7fELF"
-        assert ask(bundle, 4096).tier == "exact"
+        assert (needed._code.packed.read()[:4], ask(bundle, 4096).tier) == (b"\x7fELF", "exact")
         with pytest.raises(BundleError, match="was changed"):
             ask(bundle, 65536)
 
@@ -266,8 +261,7 @@ class TestRefusals:
             bundle.write_bytes(changed)
             try:
                 served = ask(bundle, 4096)
-                assert served._code.packed.read() == sound
-                assert served.config == kernel.config
+                assert (served._code.packed.read(), served.config) == (sound, kernel.config)
             except BundleError:
                 continue
 
@@ -310,8 +304,6 @@ class TestRefusals:
 
 
 class TestOperations:
-    """A bundle of an operation: what its model of times chooses among, compiled."""
-
     SIZES: ClassVar = {"M": 1000, "N": 1000, "K": 1000, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 0, "OUT_FP32": 0}
 
     def ask(self, bundle: Path, **named: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 import pytest
-from feature_kernels import block_space, write_kernel
+from feature_kernels import copy_kernel
 
 import autotile
 from autotile.core.dtypes import DTYPES, output_tolerance
@@ -18,59 +18,6 @@ from autotile.serving.dispatcher import forget_served, get_best_kernel
 from autotile.tuning.options import TuneOptions
 
 ROWS, COLUMNS = 37, 130
-TEMPLATE = """
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-extern "C" __global__ void blend(const DTYPE* x, DTYPE* total, DTYPE* out, int rows, int columns, DTYPE alpha) {
-    const long long i = blockIdx.x * (long long)BLOCK + threadIdx.x;
-    if (i >= (long long)rows * columns) return;
-    total[i] = total[i] + x[i];
-    out[i] = alpha * x[i];
-}
-"""
-SPACE = block_space(
-    "blend",
-    """
-x = { buffer = "dtype", shape = ["R", "C"], access = "in" }
-total = { buffer = "dtype", shape = ["R", "C"], access = "inout" }
-out = { buffer = "dtype", shape = ["R", "C"], access = "out" }
-rows = { scalar = "int32", value = "R" }
-columns = { scalar = "int32", value = "C" }
-alpha = { scalar = "dtype", value = 1.5, check = -0.25 }
-""",
-    'outputs = { total = "total + x", out = "alpha * x" }',
-    problem='sizes = { R = 37, C = 130 }\ndtypes = ["float32", "float64", "float16", "bfloat16"]',
-    grid='"ceil_div(R * C, BLOCK)"',
-)
-STAGE_TEMPLATE = """
-extern "C" __global__ void stage(const float* x, float* y, int n, float factor) {
-    extern __shared__ float tile[];
-    __shared__ float factors[STATIC];
-    const int base = blockIdx.x * TILE;
-    for (int i = threadIdx.x; i < STATIC; i += 256) factors[i] = factor;
-    for (int i = threadIdx.x; i < TILE; i += 256) tile[i] = base + i < n ? x[base + i] : 0.0f;
-    __syncthreads();
-    for (int i = threadIdx.x; i < TILE; i += 256) {
-        const int j = TILE - 1 - i;  // loaded by another thread
-        if (base + j < n) y[base + j] = factors[j % STATIC] * tile[j];
-    }
-}
-"""
-STAGE_SPACE = block_space(
-    "stage",
-    """
-x = { buffer = "dtype", shape = ["N"], access = "in" }
-y = { buffer = "dtype", shape = ["N"], access = "out" }
-n = { scalar = "int32", value = "N" }
-factor = { scalar = "float32", value = 3.0 }
-""",
-    'outputs = { y = "factor * x" }',
-    problem="sizes = { N = 100000 }\nragged = { N = 12345 }",
-    parameters={"BLOCK": (256,), "TILE": (1024, 8192, 16384, 40960), "STATIC": (1, 5120)},
-    default={"BLOCK": 256, "TILE": 1024, "STATIC": 1},
-    grid='"ceil_div(N, TILE)"',
-    launch='dynamic_smem_bytes = "4 * TILE"\nstatic_smem_bytes = "4 * STATIC"',
-)
 
 
 class ByInterface:
@@ -100,7 +47,7 @@ def as_tensor(array: Any) -> Any:
 
 @pytest.fixture
 def blend_toml(tmp_path):
-    return write_kernel(tmp_path, TEMPLATE, SPACE)
+    return copy_kernel(tmp_path, "blend")
 
 
 @pytest.fixture
@@ -169,7 +116,7 @@ class TestArrays:
 class TestSharedMemory:
     def test_more_than_48_kib_is_verified_and_launched(self, tmp_path):
         """All tiles that fit on the device, also if only static and dynamic memory together exceed 48 KiB."""
-        toml = write_kernel(tmp_path, STAGE_TEMPLATE, STAGE_SPACE)
+        toml = copy_kernel(tmp_path, "stage")
         options = TuneOptions(sampler="brute-force", discard=False, finals=0)
         result = autotile.tune(str(toml), N=100_000, options=options)
         limit = live_device().smem_per_block_optin_bytes
@@ -180,7 +127,7 @@ class TestSharedMemory:
         x = cp.asarray(np.random.default_rng(0).standard_normal(100_000), np.float32)
         for tile, static in fitting:
             forget_served()
-            toml.write_text(STAGE_SPACE.replace("TILE = 1024, STATIC = 1 ", f"TILE = {tile}, STATIC = {static} "))
+            copy_kernel(tmp_path, "stage", {"TILE = 1024, STATIC = 1 ": f"TILE = {tile}, STATIC = {static} "})
             kernel = get_best_kernel(str(toml), N=100_000, database=str(tmp_path / "none.db"))
             assert (kernel.tier, kernel.config) == ("default", {"BLOCK": 256, "TILE": tile, "STATIC": static})
             assert kernel.geometry.dynamic_smem_bytes == 4 * tile
@@ -189,34 +136,12 @@ class TestSharedMemory:
 
 
 N = 3000
-TALLY_TEMPLATE = """
-// y = factor x, by way of a workspace that holds what this launch's blocks have counted
-extern "C" __global__ void tally(const DTYPE* x, DTYPE* y, unsigned int* counted, DTYPE* kept, int n, DTYPE factor) {
-    const int i = blockIdx.x * BLOCK + threadIdx.x;
-    if (i < n) kept[i] = factor * x[i];
-    if (i < n) y[i] = kept[i];
-    __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(counted, 1u) == gridDim.x - 1) *counted = 0;
-}
-"""
-TALLY_SPACE = block_space(
-    "tally",
-    """
-x = { buffer = "dtype", shape = ["N"], access = "in" }
-y = { buffer = "dtype", shape = ["N"], access = "out" }
-counted = { workspace = "uint32", shape = ["1"], init = "zeros" }
-kept = { workspace = "dtype", shape = ["N"] }
-n = { scalar = "int32", value = "N" }
-factor = { scalar = "dtype", value = 2.0, check = -0.5 }
-""",
-    'outputs = { y = "factor * x" }',
-)
 
 
 @pytest.fixture
 def tally(tmp_path):
     forget_served()
-    return get_best_kernel(write_kernel(tmp_path, TALLY_TEMPLATE, TALLY_SPACE), N=N)
+    return get_best_kernel(copy_kernel(tmp_path, "tally"), N=N)
 
 
 def _random(seed: int) -> Any:

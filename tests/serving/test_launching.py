@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import cupy
 import numpy as np
 import pytest
-from feature_kernels import block_space, write_kernel
+from feature_kernels import copy_kernel
 
 from autotile.core.model import LaunchGeometry
 from autotile.cuda import function as functions
@@ -191,8 +191,7 @@ class TestLaunches:
         for mapped, other in ((64, 128), (64, 256), (32, 256)):
             state.launch(7, (mapped, other))
             assert launched.pop() == (7, block.address, 0)
-            assert block.words[address] == other
-            assert list(block.words[place : place + 16]) == [mapped] * 16
+            assert (block.words[address], list(block.words[place : place + 16])) == (other, [mapped] * 16)
             assert block.words[number] & 0xFFFFFFFF == 3
         assert made == [64, 32]
 
@@ -235,8 +234,7 @@ class TestLaunches:
             thread = threading.Thread(target=call)
             thread.start()
             thread.join()
-        assert quick == [False, True] * 3
-        assert len(calls.launched) == 6
+        assert (quick, len(calls.launched)) == ([False, True] * 3, 6)
 
     @pytest.mark.parametrize("devices", [1, 2])
     def test_a_bound_launch_in_another_thread_or_device(self, launcher_of, calls, devices):
@@ -605,27 +603,10 @@ class TestWorkspaces:
         assert len(workspaces._captured) == captured * (launching._MAX_WORKSPACE_SETS + 8)
 
 
-MEMBER = block_space(
-    "mine",
-    """
-A = { buffer = "dtype", shape = ["BATCH", "M", "K"], access = "in" }
-B = { buffer = "dtype", shape = ["BATCH", "K", "N"], access = "in" }
-C = { buffer = "%s", shape = ["BATCH", "M", "N"], access = "out" }
-M = { scalar = "int32", value = "M" }
-""",
-    'outputs = { C = "A @ B" }\nreduction = "K"',
-    problem='sizes = { M = 256, N = 256, K = 256, BATCH = 1 }\ndtypes = ["float16"]',
-    parameters={"BLOCK": (256, 512)},
-    default={"BLOCK": 256},
-    grid='"ceil_div(M * N, BLOCK)"',
-)
-CODE = 'extern "C" __global__ void mine(const void*, const void*, void*, int M) {}'
-
-
 @pytest.mark.usefixtures("live_gpu")
 @pytest.mark.parametrize("dtype", ["dtype", "float32", "bfloat16"])
 def test_a_member_that_declares_other_arrays_is_not_launched(calls, only_kernel, tmp_path, monkeypatch, dtype):
-    write_kernel(tmp_path, CODE, MEMBER % dtype)
+    copy_kernel(tmp_path, "mine", {'C = { buffer = "dtype"': f'C = {{ buffer = "{dtype}"'})
     monkeypatch.setenv("AUTOTILE_KERNELS", str(tmp_path))
     only_kernel("mine")
     a, b = array_at(0, (64, 32), np.float16), array_at(1, (32, 48), np.float16)

@@ -1,7 +1,5 @@
 """New results reach what is served already; calls of fallbacks are counted; what stands in while a kernel compiles."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -94,8 +92,7 @@ class TestKernels:
         assert get_best_kernel(str(store.path), n=4096, device="h200") is kernel
         default_dispatcher.clear()
         store.put(4096, BETTER)
-        assert (poll(), kernel.config, kernel.geometry.threads) == (1, BETTER, 64)
-        assert poll() == 0
+        assert (poll(), kernel.config, kernel.geometry.threads, poll()) == (1, BETTER, 64, 0)
 
     def test_a_search_that_still_runs_changes_nothing(self, store):
         kernel = store.ask(4096)
@@ -157,8 +154,8 @@ class TestKernels:
         assert (kernel.tier, flushed()) == ("nearest", {4096: 5})
 
 
+@pytest.mark.usefixtures("live_gpu")
 class TestLoading:
-    @pytest.mark.usefixtures("live_gpu")
     def test_a_call_never_waits(self, store, loads):
         kernel = store.ask(4096, device=None)
         kernel.load()
@@ -173,7 +170,6 @@ class TestLoading:
         kernel(1.0, 2.0)
         assert (first.launches, kernel._launcher.launches) == (0, 1)
 
-    @pytest.mark.usefixtures("live_gpu")
     def test_code_that_is_not_called_or_does_not_compile_is_not_loaded(self, store, loads, monkeypatch):
         kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
@@ -187,7 +183,7 @@ class TestLoading:
         monkeypatch.setattr(BoundKernel, "load", fail)
         assert (poll(), kernel.config, loads) == (0, BEST, ["MainThread"])
 
-    @pytest.mark.usefixtures("live_gpu", "loads")
+    @pytest.mark.usefixtures("loads")
     def test_a_kernel_that_was_loaded_meanwhile_stays(self, store):
         kernel = store.ask(4096, device=None)
         store.put(4096, BEST)
@@ -196,7 +192,6 @@ class TestLoading:
         assert not kernel.adopt(fresh)
         assert kernel.tier == "default"
 
-    @pytest.mark.usefixtures("live_gpu")
     def test_threads_may_call_meanwhile(self, store, loads):
         kernel = store.ask(4096, device=None)
         kernel.load()
@@ -235,8 +230,7 @@ class TestOperations:
         kernel.load()
         poll()
         store_default("sgemm_ws", SIZES, "float32", 20.0)
-        assert poll() == 1
-        assert (kernel.kernel, kernel.problem.kernel, kernel.tier) == ("sgemm_ws", "sgemm_ws", "exact")
+        assert (poll(), kernel.kernel, kernel.problem.kernel, kernel.tier) == (1, "sgemm_ws", "sgemm_ws", "exact")
         assert kernel._launcher.config == kernel.config == load_kernel("sgemm_ws").spec.default
         assert len(loads) == 2
         assert get_best_kernel("matmul", **SIZES, dtype="float32", library=False) is kernel
@@ -277,8 +271,7 @@ class TestDatabase:
         for config in (BEST, BETTER):
             store.put(4096, config)
             seen.append(file_signature(location))
-        assert seen[0] == ((0, 0, 0), (0, 0, 0))
-        assert len(set(seen)) == 3
+        assert (seen[0], len(set(seen))) == (((0, 0, 0), (0, 0, 0)), 3)
         assert file_signature("postgresql://host/name") is None
 
     def test_a_server_is_asked_rarely(self, monkeypatch):
@@ -321,8 +314,7 @@ class TestThread:
             store.put(4096, BEST)
             lines += program.communicate("go\n", timeout=120)[0].splitlines()
         started = "['MainThread', 'autotile-refresh']"
-        assert lines == ["['MainThread']", started, "0", "ready", f"exact {BEST}"]
-        assert program.returncode == 0
+        assert (lines, program.returncode) == (["['MainThread']", started, "0", "ready", f"exact {BEST}"], 0)
 
     def test_a_long_refresh_ends_with_the_process(self, store):
         thread = refreshing._RefreshThread()
@@ -370,8 +362,7 @@ class TestPause:
         thread.watch(refresher)
         thread._threads[0].join(60)
         assert not thread._threads[0].is_alive()
-        assert waits_s[:4] == expected
-        assert len(polled) == polls
+        assert (waits_s[:4], len(polled)) == (expected, polls)
 
     def test_after_a_choice_it_is_nine_times_what_that_took(self, store, clock, monkeypatch):
         store.ask(4096)
@@ -383,8 +374,7 @@ class TestPause:
 
         monkeypatch.setattr(default_dispatcher, "find", slow)
         store.put(4096, BEST)
-        assert default_dispatcher.refresher.poll(paused.append) == 1
-        assert paused == [pytest.approx(18.0)]
+        assert (default_dispatcher.refresher.poll(paused.append), paused) == (1, [pytest.approx(18.0)])
 
 
 PROCESSES = f"""{ON_AN_H200}
@@ -510,8 +500,7 @@ class TestWhenCountsAreWritten:
         launch()
         assert counted() == {8192: 1}
         launch()
-        assert flushed() == {8192: 2}
-        assert len(launched) == 2
+        assert (flushed(), len(launched)) == ({8192: 2}, 2)
 
 
 class TestDatabases:
@@ -545,8 +534,7 @@ class TestDatabases:
                 patch.setattr(refreshing, "write_file", write)
                 call(kernel, 5)
                 assert flushed() == {}
-        assert kernel.calls == 10
-        assert flushed() == {8192: 10}
+        assert (kernel.calls, flushed()) == (10, {8192: 10})
 
     @pytest.mark.usefixtures("of_another_size", "slow_writes")
     def test_a_locked_one_delays_one_call_for_a_moment(self, store, monkeypatch):
@@ -560,8 +548,7 @@ class TestDatabases:
             for kernel in kernels:
                 call(kernel, 1000)
             other.execute("ROLLBACK")
-        assert (waits_s, counted()) == ([0.05], {})
-        assert flushed() == {8192: 1000, 500: 1000, 700: 1000}
+        assert (waits_s, counted(), flushed()) == ([0.05], {}, {8192: 1000, 500: 1000, 700: 1000})
 
     @pytest.mark.usefixtures("of_another_size")
     def test_a_call_does_not_wait_for_another_thread(self, store, monkeypatch):
@@ -602,14 +589,12 @@ class TestProcesses:
         """Each writes its own calls once; a child does not write the unwritten counts of its parent."""
         store.put(4096, BEST)
         done = run(tmp_path, str(store.path), methods, "alone" if alone else "with its parent")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert counted() == expected
+        assert (done.returncode, done.stderr, counted()) == (0, "", expected)
 
     def test_no_miss_of_a_killed_process_is_lost(self, store, tmp_path):
         store.put(4096, BEST)
         done = run(tmp_path, str(store.path), "kill", "with its parent")
-        assert done.returncode == -signal.SIGKILL
-        assert counted().keys() == {8192}
+        assert (done.returncode, counted().keys()) == (-signal.SIGKILL, {8192})
 
 
 DEVICE = device_profile("h200")
@@ -732,8 +717,7 @@ class TestStandIns:
         assert re.search(said, explain(PROBLEM, DEVICE, kernel.choice))
         assert reports == []
         end_compilation(chosen)
-        assert kernel.config["TILE"] == 32
-        assert kernel.calls == 1
+        assert (kernel.config["TILE"], kernel.calls) == (32, 1)
         assert "stands in" not in explain(PROBLEM, DEVICE, kernel.choice)
         kernel("A", "B", "C")
         assert reports == [2]

@@ -1,7 +1,5 @@
 """Which configuration is served: exact, of a family's rule, nearest, transferred or the default, and what never is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -303,8 +301,7 @@ def test_the_explanation_of_an_exact_result(store):
     store.put(4096, LARGE)
     store.put(8192, SMALL)
     kernel = store.ask(4096)
-    assert (kernel.tier, kernel.config, kernel.source) == ("exact", LARGE, "cuda")
-    assert kernel.measurement.time_us == 10.0
+    assert (kernel.tier, kernel.config, kernel.source, kernel.measurement.time_us) == ("exact", LARGE, "cuda", 10.0)
     assert abs(datetime.now(UTC) - kernel.tuned_at) < timedelta(minutes=1)
     assert kernel.explain() == (
         "scale n=4096 float32 on NVIDIA H200 is served THREADS=256 WORK=4. "
@@ -443,8 +440,7 @@ class TestUntuned:
 
         monkeypatch.setattr(search_space, "feasible_space", known)  # it takes seconds
         choice = chosen(kernel, problem, PROFILE)
-        assert choice.tier == "default"
-        assert check_config(kernel.spec, choice.config, problem, PROFILE) == ""
+        assert (choice.tier, check_config(kernel.spec, choice.config, problem, PROFILE)) == ("default", "")
         assert space.row_of(choice.config) is not None
 
 
@@ -534,8 +530,6 @@ def times_elsewhere(path: Path, seed: int, tuned: Sequence[str]) -> dict[str, tu
 
 
 class TestOtherSizes:
-    """Results of other sizes are served where they are expected to be faster than what an empty database serves."""
-
     def test_none_gets_slower_than_without_a_database_and_on_average_they_get_faster(self, tmp_path):
         alone = []
         for tuned in (["1024x1024x1024", "4096x4096x4096"], *([text] for text in RECORDINGS)):
@@ -591,8 +585,6 @@ def test_a_gain_whose_launch_cannot_be_estimated_is_kept_near_and_not_far_away(s
 
 
 class TestFamilies:
-    """Configurations that a family's rule serves, and those that it never serves."""
-
     @pytest.fixture(autouse=True)
     def _kernel(self, store):
         self.kernel: Kernel = store.kernel
@@ -667,8 +659,7 @@ class TestFamilies:
         assert (choice.tier, choice.config, choice.unapplied) == ("family", SMALL, "")
         assert "at 10 held-out points it took 0.7" in choice.rule
         good, bad = self.timed([(0.0, 0.5)] * 8), self.timed([(0.5, 0.0)] * 8, LARGE)
-        assert self.choice(bad, good).config == SMALL
-        assert self.choice(good, bad).config == SMALL
+        assert (self.choice(bad, good).config, self.choice(good, bad).config) == (SMALL, SMALL)
 
     def test_a_choice_that_is_expected_to_be_slower_is_passed_over(self):
         wide = {**SGEMM.spec.default, "BN": 256, "BK": 16, "TM": 16, "STAGES": 1, "UNROLL": 16, "MIN_BLOCKS": 1}
@@ -682,8 +673,7 @@ class TestFamilies:
         large, small = (
             chosen(SGEMM, Problem("sgemm_2d", dict.fromkeys("MNK", n), "float32"), rules=rules) for n in (4096, 1024)
         )
-        assert (large.tier, large.config) == ("family", wide)
-        assert (small.tier, small.config) == ("default", SGEMM.spec.default)
+        assert (large.tier, large.config, small.tier, small.config) == ("family", wide, "default", SGEMM.spec.default)
         assert "The rule of the family M=1..8192 N=1..8192 K=1..8192 is not followed here" in small.unapplied
         assert "it is expected to take 1." in small.unapplied
 

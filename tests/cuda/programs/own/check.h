@@ -1,0 +1,1 @@
+inline int devices() { int n; cudaGetDeviceCount(&n); return n; }
