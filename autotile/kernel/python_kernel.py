@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -306,7 +307,9 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, Array]) -> Array:
 
 
 _COMPARED_ROWS = 256
-"""Rows for which a function of booleans is called with plain values, too, 0.1 ms of time."""
+"""Rows for which a function of booleans or large numbers is called with plain values, too, 0.1 ms of time."""
+_LARGE = 1 << 31
+"""Product of parameters from which on 64 bits may not hold what a function computes of them."""
 
 
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
@@ -338,7 +341,8 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
     def of_columns(columns: Mapping[str, Array], rows: int) -> NDArray[np.bool_] | None:
         """Return the answer for all rows; None if the function is not one of arrays."""
         try:
-            holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
+            with np.errstate(divide="raise", invalid="raise"):  # as plain values do
+                holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
         except Exception:
             return None  # the calls for single rows report it
         return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
@@ -347,8 +351,9 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         return function(dict(values)) if takes_mapping else function(**values)
 
     def is_of_plain(found: NDArray[np.bool_], columns: Mapping[str, Array]) -> bool:
-        """Whether plain values give other answers: two booleans add up to 2, but NumPy's to True."""
-        if all(column.dtype != np.bool_ for column in columns.values()):
+        """Whether plain values give other answers: two booleans add up to 2, but NumPy's to True; integers wrap."""
+        greatest = [float(np.abs(each.astype(float)).max()) for each in columns.values() if each.dtype.kind == "i"]
+        if math.prod(greatest) < _LARGE and all(column.dtype != np.bool_ for column in columns.values()):
             return False
         rows = np.arange(len(found))
         for row in rows if len(rows) <= _COMPARED_ROWS else np.random.default_rng(0).choice(rows, _COMPARED_ROWS):
