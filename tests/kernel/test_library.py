@@ -84,7 +84,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("key", "value", "said"),
-        [("template", f'"{"a" * 300}.cu"', "no template .*aaa"), ("include", f'["{"a" * 300}"]', "no folder .* headers")],
+        [("template", f'"{"a" * 300}.cu"', "no template"), ("include", f'["{"a" * 300}"]', "no folder .* of headers")],
     )
     def test_names_that_no_file_can_have(self, scale_toml, key, value, said):
         text = re.sub(r"template = .*", "", scale_toml.read_text()) if key == "template" else scale_toml.read_text()
