@@ -303,6 +303,17 @@ int main() {
     compile_program(launching, tmp_path, "-c")
 
 
+@needs_compiler
+def test_kernels_may_have_names_that_no_namespace_can_have(tmp_path):
+    names = ("float", "std", "autotile")
+    for name in names:
+        spec = parse_spec(EVERYTHING.replace("every-thing", name).replace(', "bfloat16"]', "]"), "x")
+        cubins = [BundledCubin("sm_90a", "float16", {"TRANS_B": 0}, spec.default, RESOURCES, "0.cubin")]
+        (tmp_path / f"{name}.hpp").write_text(write_header(spec, "float16", [], cubins, stem=name))
+    source = "".join(f'#include "{name}.hpp"\nvoid go(autotile::{name}_::Kernel&) {{}}\n' for name in names)
+    compile_program(source, tmp_path, "-c")
+
+
 EVERYTHING = """
 parameters = { BM = [64, 128], SPLIT_K = [1, 2], ORDER = ["row", "column"], STAGED = [false, true] }
 default = { BM = 64, SPLIT_K = 1, ORDER = "row", STAGED = true }
