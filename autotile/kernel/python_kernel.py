@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -647,15 +647,25 @@ def _reference(
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a name that changes with the code of a function, so that results belong to the reference they passed."""
+    """Return a name that changes with the code of a function, and with numbers and texts that it holds.
 
-    def text(code: CodeType) -> str:
-        constants = [text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-        return " ".join([code.co_code.hex(), *code.co_names, *code.co_varnames, *constants])
+    It holds defaults and what is around it, so that results belong to the reference that they passed.
+    """
+
+    def text(value: Any) -> str:
+        if isinstance(value, CodeType):
+            return " ".join([value.co_code.hex(), *value.co_names, *value.co_varnames, *map(text, value.co_consts)])
+        # Each process has an order of its own in sets.
+        return " ".join(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
     name = str(getattr(function, "__qualname__", type(function).__name__))
     code = getattr(function, "__code__", None)
-    return name if code is None else f"{name}-{hashlib.sha256(text(code).encode()).hexdigest()[:16]}"
+    if not isinstance(code, CodeType):
+        return name
+    cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType())
+    held = [*(getattr(function, "__defaults__", None) or ()), *cells]
+    parts = [text(code), *(text(value) for value in held if isinstance(value, int | float | str))]
+    return f"{name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
 
 def _plain(value: Any, key: str) -> Any:

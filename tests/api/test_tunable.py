@@ -20,7 +20,7 @@ from autotile.database.keys import space_hash
 from autotile.errors import InputError, ProblemError, SpecError, UnknownKernelError
 from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
-from autotile.kernel.python_kernel import parameter_names
+from autotile.kernel.python_kernel import function_name, parameter_names
 from autotile.tuning.plan import read_plan
 from autotile.tuning.verifying import CandidateCheck
 
@@ -31,6 +31,10 @@ extern "C" __global__ void scale(const float* x, float* y, int n, float factor) 
 }
 """
 WITH_NAIVE = CODE + "__global__ void naive(const float* x, float* y, int n, float factor) { *y = factor * *x; }\n"
+
+
+def times(factor):
+    return lambda x: factor * x
 
 
 def scale(source=CODE, entry="scale", **changed):
@@ -223,6 +227,12 @@ class TestReferences:
         names = [scale(reference=function).document["reference"]["function"] for function in functions]
         assert names[0] == names[1] != names[2]
         assert names[3] == "negative"
+
+    def test_the_name_of_a_function_holds_its_constants_and_is_the_same_in_every_process(self):
+        names = [function_name(each) for each in [lambda x, a=a: a * x for a in (2, 3)] + [times(2), times(3)]]
+        assert len({*names}) == 4
+        code = "from autotile.kernel.python_kernel import *; print(function_name(lambda x: x in {'row', 'column'}))"
+        assert len({python("-c", code, env={"PYTHONHASHSEED": seed}, check=True).stdout for seed in "0123456789"}) == 1
 
     def test_an_answer_as_an_array_is_a_file_of_its_content(self):
         answer = np.arange(4096, dtype=np.float32)
