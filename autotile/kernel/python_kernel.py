@@ -157,9 +157,9 @@ def _present(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_array(value: Any) -> Array | None:
-    """Return an array of NumPy or CuPy as one of NumPy; None for anything else."""
+    """Return an array of NumPy or CuPy as one of NumPy; None for anything else, such as one with a mask."""
     if isinstance(value, np.ndarray):
-        return value
+        return None if isinstance(value, np.ma.MaskedArray) else value
     is_cupy = hasattr(value, "__cuda_array_interface__") and hasattr(value, "get")
     return np.asarray(value.get()) if is_cupy else None
 

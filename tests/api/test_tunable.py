@@ -320,6 +320,7 @@ MISTAKES = {
     "[reference]: expected a mapping, got 6": {"sections": {"reference": 6}, "tolerance": 1.0},
     "[arguments['x']['buffer']]: the string 'None'": {"arguments": {"x": Buffer(None, "n")}},
     "[arguments['x']['buffer']]: the string 'clongdouble'": {"arguments": {"x": Buffer(np.clongdouble, "n")}},
+    "or a table as in a search-space file; got a MaskedArray": {"arguments": {"x": np.ma.masked_less(np.ones(2), 1)}},
     "[arguments['x']]: an array of the type object; convert": {"arguments": {"x": np.array([None])}},
     "[arguments['x']]: an array of the type >f4; convert": {"arguments": {"x": np.zeros(2, ">f4")}},
     "[dtypes]": {"dtypes": ["float33"]},

@@ -279,7 +279,10 @@ REFERENCE = [
 
 SHAPES = [
     ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
-    ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
+    (
+        "transpose(A @ B)",
+        "the result has the shape (277, 389), but the buffer C has (389, 277), at the ragged sizes M=389",
+    ),
     ("alpha", "the result has the shape ()"),
 ]
 REFERENCE += [("alpha * (A @ B) + C", text, "reference.outputs.C", [said]) for text, said in SHAPES]
