@@ -675,7 +675,9 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, list | tuple | range):
         return [_plain(each, key) for each in value]
     if isinstance(value, np.generic):
-        return value.item()
+        value = value.item()
+    if isinstance(value, complex):
+        return [value.real, value.imag]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, str | int | float):

@@ -153,6 +153,11 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
         with pytest.raises(InputError, match="options is 3, expected further keys"):
             Buffer("float32", 8, options=3).to_table()
 
+    def test_complex_numbers_are_their_two_parts(self):
+        for value in (np.complex64(1 - 2j), Scalar("complex64", 1 - 2j)):
+            spec = scale(arguments={"y": Buffer("float32", "n", "inout"), "a": value}, reference="y").definition.spec
+            assert spec.scalars[0].default == (1.0, -2.0)
+
     def test_a_workspace_plain_tables_and_sections(self):
         arguments = {
             "x": {"buffer": "float32", "shape": ["n"], "access": "inout", "init": "ones"},
