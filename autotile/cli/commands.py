@@ -490,7 +490,7 @@ def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
         problems = (text.replace(",", " ").split() for text in given["verify_problem"])
         given["verify_problem"] = tuple(map(read_sizes, problems))
     tries = [text.split(",") for text in given.get("tries") or ()]
-    config = given["config"].split(",") if given.get("config") else None
+    config = given["config"].split(",") if given.get("config") is not None else None
     if not (tries or config or given.get("assignments")):
         return
     from autotile.kernel.library import load_kernel

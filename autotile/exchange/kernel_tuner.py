@@ -262,7 +262,7 @@ def read_results(
                 raise DataError("it has no results")
             read = _cache_of_t4(read, path.stem)
         stated = {"kernel_name": kernel, "device_name": gpu_name}
-        read |= {name: value for name, value in stated.items() if value}
+        read |= {name: value for name, value in stated.items() if value is not None}
         document = decode_json(json.dumps(read), CacheDocument)
         if lacking := [name for name in stated if not getattr(document, name)]:
             raise DataError(f"{lacking[0]} is empty; give the name of the {lacking[0].removesuffix('_name')}")

@@ -698,7 +698,7 @@ def _check_numerics(numerics: object) -> None:
 
 
 def _bundle_path(bundle: str | Path | None) -> str | None:
-    return str(absolute_path(bundle, "a bundle")) if bundle else None
+    return str(absolute_path(bundle, "a bundle")) if bundle is not None else None
 
 
 def _whole_size(size: Any) -> Any:
