@@ -623,7 +623,9 @@ def front_chart(study: StudyData) -> Chart:
     """Return the measured configurations by their objectives, and the Pareto front."""
     title, found = "Several objectives: the Pareto front", study.front
     if not found:
-        return Chart("front", title, None, "No configuration has a value for every objective.")
+        is_alone = len(study.objectives) < 2
+        fault = "There is one objective." if is_alone else "No configuration has a value for every objective."
+        return Chart("front", title, None, fault)
     axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
     best = sorted(((trial, values) for trial, values, is_on_front in found if is_on_front), key=lambda pair: pair[1])
     others = [(trial, values) for trial, values, is_on_front in found if not is_on_front][:_MAX_POINTS]
