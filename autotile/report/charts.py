@@ -255,7 +255,7 @@ def _measures(study: StudyData, trial: Trial) -> dict[str, float | None]:
 def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "trials") -> Chart:
     """Return the best result so far over trials or seconds, with the outcome of each trial and what was expected."""
     name, title = f"best_over_{axis}", f"Best so far over {axis}"
-    scores = np.array([study.score(one.trial) for one in study.trials], np.float64)  # None becomes NaN
+    scores = np.array([study.score(one) for one in study.trials], np.float64)  # None becomes NaN
     timed = np.isfinite(scores) & (scores > 0)
     if not timed.any():
         return Chart(name, title, None, "No trial has a time yet.")
