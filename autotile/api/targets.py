@@ -477,6 +477,8 @@ def session_options(
         value = read(written)
         if name == "devices" or (name == "objective" and not value):
             continue
+        if name == "scheduler" and value == "":  # which stands for none
+            raise InputError("--scheduler is empty; expected an address such as tls://node1:8786")
         if field in changes:
             raise InputError(f"{field} is given twice, by {name} and by another name; give it once")
         if field != name:  # else `TuneOptions` names it as it was written

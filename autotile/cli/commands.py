@@ -441,7 +441,7 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
         given["open_browser"] = not given["open_browser"]
     _read_words(given, is_extent="tries" in given)
     places = [given.pop(one.name, one.default) for one in described if one.is_positional]
-    defaults = {one.name: one.default for one in described}
+    defaults = {one.name: one.default for one in described if one.default != ""}
     arguments = {name: value for name, value in given.items() if value not in (None, defaults.get(name))}
     if "watch" in command.function:
         places = places[0]
