@@ -354,6 +354,10 @@ class TestMessages:
         with pytest.raises(InputError, match=r"is neither a file that exists nor CUDA C\+\+ code"):
             scale(source=source)
 
+    def test_a_source_that_is_no_text(self):
+        with pytest.raises(InputError, match="the source is not UTF-8 text"):
+            scale(CODE + "// \udcfc")
+
 
 class TestEveryFunction:
     def test_takes_such_a_kernel(self, tmp_path):
