@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
 from autotile.core.documents import encode_json
-from autotile.core.model import Config, Problem, Value, split_objectives
+from autotile.core.model import OBJECTIVES, Config, Problem, Value, split_objectives
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, ProblemError, nearest
 from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel
 from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.spec import KernelSpec, Parameter
+from autotile.kernel.spec import MEASURED, KernelSpec, Parameter
 from autotile.settings import read_settings
 from autotile.tuning.options import TuneOptions, option_types
 
@@ -351,7 +351,8 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
 
     It is an `InputError` if an option does not fit the kernel, or there is no such GPU.
     """
-    objectives, expression = split_objectives(options.objectives, [*kernel.spec.metrics])
+    expressions = [*kernel.spec.metrics, *(name for name in MEASURED if name not in OBJECTIVES)]
+    objectives, expression = split_objectives(options.objectives, expressions)
     if options.maximize and expression is None and options.objective is None:
         raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
     if not all(options.verify_sizes):
@@ -476,6 +477,8 @@ def session_options(
         value = read(written)
         if name == "devices" or (name == "objective" and not value):
             continue
+        if name == "scheduler" and value == "":  # which stands for none
+            raise InputError("--scheduler is empty; expected an address such as tls://node1:8786")
         if field in changes:
             raise InputError(f"{field} is given twice, by {name} and by another name; give it once")
         if field != name:  # else `TuneOptions` names it as it was written

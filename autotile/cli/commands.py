@@ -441,7 +441,7 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
         given["open_browser"] = not given["open_browser"]
     _read_words(given, is_extent="tries" in given)
     places = [given.pop(one.name, one.default) for one in described if one.is_positional]
-    defaults = {one.name: one.default for one in described}
+    defaults = {one.name: one.default for one in described if one.default != ""}
     arguments = {name: value for name, value in given.items() if value not in (None, defaults.get(name))}
     if "watch" in command.function:
         places = places[0]
@@ -490,7 +490,7 @@ def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
         problems = (text.replace(",", " ").split() for text in given["verify_problem"])
         given["verify_problem"] = tuple(map(read_sizes, problems))
     tries = [text.split(",") for text in given.get("tries") or ()]
-    config = given["config"].split(",") if given.get("config") else None
+    config = given["config"].split(",") if given.get("config") is not None else None
     if not (tries or config or given.get("assignments")):
         return
     from autotile.kernel.library import load_kernel

@@ -151,7 +151,7 @@ def parameter_of(
     }
     if kind == list[str] and one.hint.startswith("Mapping") and not one.is_positional:
         kind = str  # a configuration is one word
-    default = one.default
+    default = None if one.default == "" else one.default  # an empty text is one that was given
     unsaid = in_options(one.unsaid, flags)
     settings["show_default"] = True if default not in (None, "", REQUIRED) and kind is not bool else unsaid or False
     if one.is_positional and not any(word.startswith("-") for word in words):

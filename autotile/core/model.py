@@ -335,7 +335,7 @@ def split_objectives(names: Iterable[str], metrics: Iterable[str] = ()) -> tuple
     """
     given = [name.strip() for name in names]
     known = {*metrics}
-    expressions = [text for text in given if text in known or not text.replace(",", "").replace(" ", "").isalpha()]
+    expressions = [text for text in given if text in known or not all(each.isalpha() or each in ", " for each in text)]
     if expressions and len(given) - given.count(TIME) > 1:
         raise InputError(
             f"the objective {expressions[0]!r} is an expression, which must be the only one; leave others out"

@@ -424,7 +424,9 @@ def _is_shown(key: str, value: str) -> bool:
 def _file_path(path: str | Path) -> Path:
     try:
         expanded = expand_path(path, "a database")
-        os.stat(expanded)  # noqa: PTH116 - Path.exists hides a loop of links
+        for file in (expanded, f"{expanded}-journal"):  # SQLite's, whose name is longer
+            with suppress(FileNotFoundError):
+                os.stat(file)  # noqa: PTH116 - Path.exists hides a loop of links
     except InputError as error:
         raise DatabaseError(str(error)) from None
     except OSError as error:

@@ -34,7 +34,7 @@ from autotile.kernel.arguments import (
     TextureArgument,
     WorkspaceArgument,
 )
-from autotile.kernel.expressions import Expression, Node, evaluate
+from autotile.kernel.expressions import Expression, Node, evaluate, is_keyword
 from autotile.kernel.problem import MAX_SIZE, capability_of, runs_on
 from autotile.kernel.spec import KernelSpec
 from autotile.version import __version__
@@ -634,6 +634,7 @@ def write_header(
 def namespace_of(spec: KernelSpec, dtype: str) -> str:
     """Return the kernel's namespace within ``autotile``; a kernel with several element types has one for each."""
     name = spec.name.replace("-", "_")
+    name += "_" * (is_keyword(name) or name in ("std", "autotile"))  # these would hide the header's own
     return name if len(spec.dtypes) == 1 else f"{name}_{dtype}"
 
 

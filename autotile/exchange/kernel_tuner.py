@@ -262,7 +262,7 @@ def read_results(
                 raise DataError("it has no results")
             read = _cache_of_t4(read, path.stem)
         stated = {"kernel_name": kernel, "device_name": gpu_name}
-        read |= {name: value for name, value in stated.items() if value}
+        read |= {name: value for name, value in stated.items() if value is not None}
         document = decode_json(json.dumps(read), CacheDocument)
         if lacking := [name for name in stated if not getattr(document, name)]:
             raise DataError(f"{lacking[0]} is empty; give the name of the {lacking[0].removesuffix('_name')}")
@@ -369,11 +369,11 @@ def _trial(label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ..
     try:
         if failure is None:
             found = convert(entry, MeasuredEntry)
-            # The range of the runs, which for 6 or more holds the median with over 95 %.
+            # The range of the runs, which for 6 or more holds the median with over 95 %, with the time.
             trial["measurement"] = {
                 "time_us": 1e3 * found.time,
-                "low_us": 1e3 * min(found.times, default=found.time),
-                "high_us": 1e3 * max(found.times, default=found.time),
+                "low_us": 1e3 * min([found.time, *found.times]),
+                "high_us": 1e3 * max([found.time, *found.times]),
                 "samples_us": [1e3 * run_ms for run_ms in found.times],
                 "l2": l2,
             }

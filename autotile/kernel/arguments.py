@@ -999,7 +999,7 @@ def parse_arguments(table: Table, scope: ArgumentScope, taken: Mapping[str, str]
     for values, check in problem.cases(used) if contents else ():
         given = {a.name: a.operand(values, check=check) for a in arguments if a.is_operand}
         for name, content in contents.items():
-            with stating(values, used):
+            with stating(values, used, is_ragged=check):
                 shape = buffers[name].array_shape(values)
                 found = content.shape({**values, **given}, shape)
                 if found not in ((), shape):

@@ -141,7 +141,7 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
     spec = last.spec if last is not None else parse_spec(text, shown, folder=str(path.parent))
     shared = Path(os.path.normpath(path.parent / os.pardir / "templates"))  # the parent of "." is "..", not itself
     candidates = (path.parent / spec.template, shared / spec.template)
-    template = next((candidate for candidate in candidates if candidate.is_file()), None)
+    template = next(filter(is_file, candidates), None)
     if template is None:
         paths = " nor ".join(map(str, candidates))
         raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")
@@ -171,7 +171,7 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     folders = []
     for name in spec.include:
         path = Path(os.path.normpath(absolute_path(name, "a folder of headers", folder or template.parent)))
-        if not path.is_dir():
+        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where the name is too long
             raise Location(spec.source, "kernel.include").error(
                 f"there is no folder {path} of headers; correct the path, or remove it and set AUTOTILE_INCLUDE"
             )

@@ -226,7 +226,8 @@ def _values(table: Table, name: str) -> tuple[Value, ...]:
         if value in values[:position]:
             raise table.error(name, f"{describe(value)} is listed twice; remove one")
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise table.error(name, f"{describe(value)} does not fit in 64 bits")
+            limit = "expected 2**63 - 1 at most in magnitude, the largest literal of C++"
+            raise table.error(name, f"{describe(value)} does not fit in 64 bits; {limit}")
         if isinstance(value, str) and not re.fullmatch(_STRING_VALUE, value):
             raise table.error(name, f"{describe(value)} is neither a C identifier, a C type nor a C number")
     return tuple(values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -156,9 +157,9 @@ def _present(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_array(value: Any) -> Array | None:
-    """Return an array of NumPy or CuPy as one of NumPy; None for anything else."""
+    """Return an array of NumPy or CuPy as one of NumPy; None for anything else, such as one with a mask."""
     if isinstance(value, np.ndarray):
-        return value
+        return None if isinstance(value, np.ma.MaskedArray) else value
     is_cupy = hasattr(value, "__cuda_array_interface__") and hasattr(value, "get")
     return np.asarray(value.get()) if is_cupy else None
 
@@ -306,7 +307,9 @@ def map_rows(function: ConfigFunction, columns: Mapping[str, Array]) -> Array:
 
 
 _COMPARED_ROWS = 256
-"""Rows for which a function of booleans is called with plain values, too, 0.1 ms of time."""
+"""Rows for which a function of booleans or large numbers is called with plain values, too, 0.1 ms of time."""
+_LARGE = 1 << 31
+"""Product of parameters from which on 64 bits may not hold what a function computes of them."""
 
 
 def parse_predicate(function: Predicate, parameters: Sequence[str], location: Location) -> Expression:
@@ -338,7 +341,8 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
     def of_columns(columns: Mapping[str, Array], rows: int) -> NDArray[np.bool_] | None:
         """Return the answer for all rows; None if the function is not one of arrays."""
         try:
-            holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
+            with np.errstate(divide="raise", invalid="raise"):  # as plain values do
+                holds = np.asarray(function(dict(columns)) if takes_mapping else function(**columns))
         except Exception:
             return None  # the calls for single rows report it
         return holds if holds.shape == (rows,) and holds.dtype == np.bool_ else None
@@ -347,8 +351,9 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         return function(dict(values)) if takes_mapping else function(**values)
 
     def is_of_plain(found: NDArray[np.bool_], columns: Mapping[str, Array]) -> bool:
-        """Whether plain values give other answers: two booleans add up to 2, but NumPy's to True."""
-        if all(column.dtype != np.bool_ for column in columns.values()):
+        """Whether plain values give other answers: two booleans add up to 2, but NumPy's to True; integers wrap."""
+        greatest = [float(np.abs(each.astype(float)).max()) for each in columns.values() if each.dtype.kind == "i"]
+        if math.prod(greatest) < _LARGE and all(column.dtype != np.bool_ for column in columns.values()):
             return False
         rows = np.arange(len(found))
         for row in rows if len(rows) <= _COMPARED_ROWS else np.random.default_rng(0).choice(rows, _COMPARED_ROWS):
@@ -478,6 +483,8 @@ def build_document(
 def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
     if isinstance(source, str) and any(mark in source for mark in "\n{;"):
+        if re.search("[\ud800-\udfff]", source):  # as of a file that is read with errors="surrogateescape"
+            raise InputError("the source is not UTF-8 text; read its file with the encoding that it has")
         return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"), None  # as of a file
     try:
         path = Path(source).expanduser()
@@ -642,15 +649,25 @@ def _reference(
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a name that changes with the code of a function, so that results belong to the reference they passed."""
+    """Return a name that changes with the code of a function, and with numbers and texts that it holds.
 
-    def text(code: CodeType) -> str:
-        constants = [text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-        return " ".join([code.co_code.hex(), *code.co_names, *code.co_varnames, *constants])
+    It holds defaults and what is around it, so that results belong to the reference that they passed.
+    """
+
+    def text(value: Any) -> str:
+        if isinstance(value, CodeType):
+            return " ".join([value.co_code.hex(), *value.co_names, *value.co_varnames, *map(text, value.co_consts)])
+        # Each process has an order of its own in sets.
+        return " ".join(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
     name = str(getattr(function, "__qualname__", type(function).__name__))
     code = getattr(function, "__code__", None)
-    return name if code is None else f"{name}-{hashlib.sha256(text(code).encode()).hexdigest()[:16]}"
+    if not isinstance(code, CodeType):
+        return name
+    cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType())
+    held = [*(getattr(function, "__defaults__", None) or ()), *cells]
+    parts = [text(code), *(text(value) for value in held if isinstance(value, int | float | str))]
+    return f"{name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
 
 def _plain(value: Any, key: str) -> Any:
@@ -660,7 +677,9 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, list | tuple | range):
         return [_plain(each, key) for each in value]
     if isinstance(value, np.generic):
-        return value.item()
+        value = value.item()
+    if isinstance(value, complex):
+        return [value.real, value.imag]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, str | int | float):

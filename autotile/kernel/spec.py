@@ -568,7 +568,7 @@ def _outputs(
     for sizes, check in cases:
         operands = {a.name: a.operand(sizes, check=check) for a in arguments if a.is_operand}
         for name, expression in outputs.items():
-            with stating(sizes, used):
+            with stating(sizes, used, is_ragged=check):
                 shape, expected = expression.shape({**sizes, **operands}), buffers[name].array_shape(sizes)
                 if shape != expected:
                     fault = f"the result has the shape {shape}, but the buffer {name} has {expected}"

@@ -347,11 +347,12 @@ class ProblemSection(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def stating(values: Sizes, used: Collection[str]) -> Iterator[None]:
+def stating(values: Sizes, used: Collection[str], *, is_ragged: bool) -> Iterator[None]:
     """Add the sizes at which something is tested to a `SpecError` of the block."""
     try:
         yield
     except SpecError as error:
         at = " ".join(f"{name}={value}" for name, value in values.items() if name != DTYPE_BYTES or name in used)
         fault, separator, remedy = error.problem.partition(";")
+        at = f"the ragged sizes {at}" if is_ragged else at
         raise SpecError(**{**vars(error), "problem": f"{fault}, at {at}{separator}{remedy}"}) from None

@@ -255,7 +255,7 @@ def _measures(study: StudyData, trial: Trial) -> dict[str, float | None]:
 def best_so_far_chart(study: StudyData, axis: Literal["trials", "seconds"] = "trials") -> Chart:
     """Return the best result so far over trials or seconds, with the outcome of each trial and what was expected."""
     name, title = f"best_over_{axis}", f"Best so far over {axis}"
-    scores = np.array([study.score(one.trial) for one in study.trials], np.float64)  # None becomes NaN
+    scores = np.array([study.score(one) for one in study.trials], np.float64)  # None becomes NaN
     timed = np.isfinite(scores) & (scores > 0)
     if not timed.any():
         return Chart(name, title, None, "No trial has a time yet.")
@@ -623,7 +623,9 @@ def front_chart(study: StudyData) -> Chart:
     """Return the measured configurations by their objectives, and the Pareto front."""
     title, found = "Several objectives: the Pareto front", study.front
     if not found:
-        return Chart("front", title, None, "No configuration has a value for every objective.")
+        is_alone = len(study.objectives) < 2
+        fault = "There is one objective." if is_alone else "No configuration has a value for every objective."
+        return Chart("front", title, None, fault)
     axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
     best = sorted(((trial, values) for trial, values, is_on_front in found if is_on_front), key=lambda pair: pair[1])
     others = [(trial, values) for trial, values, is_on_front in found if not is_on_front][:_MAX_POINTS]

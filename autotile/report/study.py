@@ -197,11 +197,20 @@ class StudyData:
         """Whether the winner is the best by the user's expression; ratios to it are of that, not of times."""
         return self.winner is not None and OBJECTIVE in self.winner.scores
 
-    def score(self, trial: Trial) -> float | None:
-        """Return the objective of the search: the time in microseconds, or the value of the user's expression."""
-        if not self.settings.objective:
+    @cached_property
+    def _expressions(self) -> dict[int, str | None]:
+        """The objective of each run that is an expression, by its id."""
+        return {run.run_id: lenient(run.settings, RunSettings).objective for run in self.runs}
+
+    def score(self, one: StoredTrial) -> float | None:
+        """Return the objective of the search: the time in microseconds, or the value of the user's expression.
+
+        None if the trial was not measured, or in a session with another expression.
+        """
+        trial, expression = one.trial, self.settings.objective
+        if not expression:
             return trial.time_us
-        value = trial.telemetry.get(OBJECTIVE)
+        value = trial.telemetry.get(OBJECTIVE) if self._expressions.get(one.run_id) == expression else None
         return float(value) if trial.measurement is not None and isinstance(value, int | float) else None
 
     @cached_property

@@ -404,6 +404,9 @@ class Dispatcher:
         With ``defaults``, missing sizes are taken from the file, as for a user who asks; a program must give them.
         """
         path = _bundle_path(bundle) or self._bundle
+        if is_path(str(name)):
+            self._operations.pop(str(name), None)  # its files may have changed
+            self._shelves.clear()
         is_operation = isinstance(name, str | os.PathLike) and self._operation(str(name)) is not None
         lookup = Lookup(name, sizes, dtype, device, location, path, library, is_operation=is_operation)
         return self.find(lookup, defaults=defaults)
@@ -484,7 +487,7 @@ class Dispatcher:
         path, l2 = lookup.bundle, self.l2
         key = operation.source, dtype, lookup.place, path or lookup.location, l2
         shelf = self._shelves.get(key)
-        if shelf is None or shelf.is_outdated(anew=anew):
+        if shelf is None or shelf.operation is not operation or shelf.is_outdated(anew=anew):
             shelf = self._shelves[key] = OperationShelf(
                 *(operation, dtype, lookup.location if path is None else _NO_DATABASE),
                 partial(self._device, lookup.place),
@@ -686,7 +689,7 @@ def _check_numerics(numerics: object) -> None:
 
 
 def _bundle_path(bundle: str | Path | None) -> str | None:
-    return str(absolute_path(bundle, "a bundle")) if bundle else None
+    return str(absolute_path(bundle, "a bundle")) if bundle is not None else None
 
 
 def _bundle_at(path: str) -> Bundle:

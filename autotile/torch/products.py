@@ -369,7 +369,7 @@ def _known_linear(
     try:
         key = (input.shape, weight.shape, input.dtype, emulate, bias is None, _is_grad_enabled())
         left = _notes.get(key)
-    except (AttributeError, TypeError):  # no tensors, or symbolic sizes
+    except (AttributeError, TypeError, RuntimeError):  # no tensors, symbolic sizes, or nested tensors, which have none
         return _torch_linear(input, weight, bias)
     if left is None or left[0].choice is not left[1]:
         return _decided_linear(input, weight, bias, emulate, key)

@@ -267,7 +267,8 @@ class Session:
 
         self._record = RunRecord(database, self.key, backend.device)
         self._rate = Workrate.of(kernel.spec, problem)
-        self._scorer = Scorer(kernel.spec, problem, session_objective(kernel.spec, options))
+        self._objective = session_objective(kernel.spec, options)
+        self._scorer = Scorer(kernel.spec, problem, self._objective)
         workers = worker_count(options.workers)
         if options.workers is not None and workers < options.workers:
             self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
@@ -476,10 +477,13 @@ class Session:
                 warnings.warn(said, DataWarning, stacklevel=2)  # what was shown of the session is shown by now
 
     def _start_run(self) -> None:
+        settings, objective = self._options.to_json(self._database.location), self._objective
+        if objective is not None:  # which the search-space file may state
+            settings |= {"objective": objective.expression.text, "maximize": objective.maximize}
         others = self._record.start(
             sampler=self._options.sampler,
             seed=self._options.seed,
-            settings=self._options.to_json(self._database.location),
+            settings=settings,
             driver=self._backend.device.driver,
             host=platform.node(),
             gates=self._log.gates,

@@ -21,12 +21,16 @@ from autotile.database.keys import space_hash
 from autotile.errors import InputError, ProblemError, SpecError, UnknownKernelError
 from autotile.kernel import python_kernel
 from autotile.kernel.library import load_kernel
-from autotile.kernel.python_kernel import parameter_names
+from autotile.kernel.python_kernel import function_name, parameter_names
 from autotile.tuning.plan import read_plan
 from autotile.tuning.verifying import CandidateCheck
 
 CODE = (FOLDER / "scale.cu").read_text()
 WITH_NAIVE = CODE + "__global__ void naive(const float* x, float* y, int n, float factor) { *y = factor * *x; }\n"
+
+
+def times(factor):
+    return lambda x: factor * x
 
 
 def scale(source=CODE, entry="scale", **changed):
@@ -144,6 +148,11 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
         with pytest.raises(InputError, match="options is 3, expected further keys"):
             Buffer("float32", 8, options=3).to_table()
 
+    def test_complex_numbers_are_their_two_parts(self):
+        for value in (np.complex64(1 - 2j), Scalar("complex64", 1 - 2j)):
+            spec = scale(arguments={"y": Buffer("float32", "n", "inout"), "a": value}, reference="y").definition.spec
+            assert spec.scalars[0].default == (1.0, -2.0)
+
     def test_a_workspace_plain_tables_and_sections(self):
         arguments = {
             "x": {"buffer": "float32", "shape": ["n"], "access": "inout", "init": "ones"},
@@ -217,6 +226,12 @@ class TestReferences:
         names = [scale(reference=function).document["reference"]["function"] for function in functions]
         assert names[0] == names[1] != names[2]
         assert names[3] == "negative"
+
+    def test_the_name_of_a_function_holds_its_constants_and_is_the_same_in_every_process(self):
+        names = [function_name(each) for each in [lambda x, a=a: a * x for a in (2, 3)] + [times(2), times(3)]]
+        assert len({*names}) == 4
+        code = "from autotile.kernel.python_kernel import *; print(function_name(lambda x: x in {'row', 'column'}))"
+        assert len({python("-c", code, env={"PYTHONHASHSEED": seed}, check=True).stdout for seed in "0123456789"}) == 1
 
     def test_an_answer_as_an_array_is_a_file_of_its_content(self):
         answer = np.arange(4096, dtype=np.float32)
@@ -303,6 +318,7 @@ MISTAKES = {
     "[reference]: expected a mapping, got 6": {"sections": {"reference": 6}, "tolerance": 1.0},
     "[arguments['x']['buffer']]: the string 'None'": {"arguments": {"x": Buffer(None, "n")}},
     "[arguments['x']['buffer']]: the string 'clongdouble'": {"arguments": {"x": Buffer(np.clongdouble, "n")}},
+    "or a table as in a search-space file; got a MaskedArray": {"arguments": {"x": np.ma.masked_less(np.ones(2), 1)}},
     "[arguments['x']]: an array of the type object; convert": {"arguments": {"x": np.array([None])}},
     "[arguments['x']]: an array of the type >f4; convert": {"arguments": {"x": np.zeros(2, ">f4")}},
     "[dtypes]": {"dtypes": ["float33"]},
@@ -330,6 +346,10 @@ class TestMessages:
     def test_a_source_that_does_not_exist(self, source):
         with pytest.raises(InputError, match=r"is neither a file that exists nor CUDA C\+\+ code"):
             scale(source=source)
+
+    def test_a_source_that_is_no_text(self):
+        with pytest.raises(InputError, match="the source is not UTF-8 text"):
+            scale(CODE + "// \udcfc")
 
 
 class TestEveryFunction:

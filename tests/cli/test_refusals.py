@@ -96,6 +96,10 @@ BUNDLE = "export --format bundle KERNEL -o OUT/x"
         # by replay
         (f"{REPLAY} --verify-problem ,", "names no size"),
         (f"{REPLAY} --objective registers,", "there is no objective ''"),
+        (f"{REPLAY} --objective=", "there is no objective ''"),
+        (f"{REPLAY} --scheduler=", "--scheduler is empty"),
+        ("best KERNEL --device h200 --bundle=", "'' is not the path of a bundle"),
+        ("verify OUT/new.cu --like KERNEL --config=", "cannot read ''"),
         (f"{REPLAY} --objective energy", "holds no energy of its configurations"),
         (f"{REPLAY} --objective registers,error", "holds no error of its configurations"),
         (f"{REPLAY} --try THREADS=48", "cannot be tried: THREADS = 48 is not among its values"),

@@ -294,6 +294,11 @@ def test_the_front_is_in_the_document_and_a_table_but_nothing_of_time_alone(tune
     assert {"front", "objectives"}.isdisjoint(tune("--json", "--objective", "time").document)
 
 
+def test_a_measured_value_of_letters_alone_is_an_objective(tune):
+    winner = tune("--json", "--objective", "occupancy", "--maximize").document["winner"]
+    assert winner["scores"] == {"objective": winner["occupancy"]}
+
+
 def test_a_winner_by_the_objective_is_not_said_to_be_faster(tune, run, tmp_path):
     answer = tune("--objective", "1e3 * WORK / time_us ** 0.1")
     (line,) = [line for line in answer.out.splitlines() if "the default, 95 % interval" in line]

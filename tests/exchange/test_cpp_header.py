@@ -238,3 +238,14 @@ def test_flags_workspaces_and_tensor_maps(tmp_path):
     assert run(compile_program(source_of("everything"), tmp_path)) == ["1.cubin 16256 3 8192", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
+
+
+@needs_compiler
+def test_kernels_may_have_names_that_no_namespace_can_have(tmp_path):
+    names = ("float", "std", "autotile")
+    for name in names:
+        spec = parse_spec(space_text("everything").replace("every-thing", name).replace(', "bfloat16"]', "]"), "x")
+        cubins = [BundledCubin("sm_90a", "float16", {"TRANS_B": 0}, spec.default, RESOURCES, "0.cubin")]
+        (tmp_path / f"{name}.hpp").write_text(write_header(spec, "float16", [], cubins, stem=name))
+    source = "".join(f'#include "{name}.hpp"\nvoid go(autotile::{name}_::Kernel&) {{}}\n' for name in names)
+    compile_program(source, tmp_path, "-c")

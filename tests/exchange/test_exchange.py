@@ -240,6 +240,16 @@ class TestImport:
         theirs.write_text(theirs.read_text().replace('"time": 0.5', '"time": 0.5, "power_w": NaN, "energy_j": 2.5', 1))
         assert read_results(theirs).trials[0].telemetry == {"GFLOP/s": 12.5, "energy_j": 2.5}
 
+    def test_an_empty_name_is_not_that_of_the_file(self, theirs):
+        for name, argument in (("kernel", "kernel"), ("device", "gpu_name")):
+            with pytest.raises(InputError, match=f"{name}_name is empty; give the name of the {name}"):
+                read_results(theirs, **{argument: ""})
+
+    def test_a_time_that_none_of_the_runs_took_is_in_its_interval(self, theirs):
+        theirs.write_text(theirs.read_text().replace('"time": 0.5', '"time": 0.75', 1))
+        expected = Measurement(750.0, 400.0, 750.0, (400.0, 500.0, 600.0), "hot")
+        assert read_results(theirs).trials[0].measurement == expected
+
     @pytest.mark.parametrize("said", ['"callable"', '"N * 2"', '["N * 2", 2]', "[4096, 1, 1, 0]"])
     def test_a_size_that_is_not_said_must_be_given(self, theirs, said):
         theirs.write_text(theirs.read_text().replace("[\n4096,\n2\n]", said))

@@ -82,6 +82,16 @@ class TestRefusals:
         with pytest.raises(SpecError, match=r"scale\.toml"):
             load_kernel(str(scale_toml))
 
+    @pytest.mark.parametrize(
+        ("key", "value", "said"),
+        [("template", f'"{"a" * 300}.cu"', "no template"), ("include", f'["{"a" * 300}"]', "no folder .* of headers")],
+    )
+    def test_names_that_no_file_can_have(self, scale_toml, key, value, said):
+        text = re.sub(r"template = .*", "", scale_toml.read_text()) if key == "template" else scale_toml.read_text()
+        scale_toml.write_text(text.replace("[kernel]", f"[kernel]\n{key} = {value}"))
+        with pytest.raises(SpecError, match=rf"\[kernel\.{key}\]: there is {said}"):
+            load_kernel(str(scale_toml))
+
     @pytest.mark.parametrize("suffix", [".toml", ".cu"])
     def test_what_is_not_text(self, scale_toml, suffix):
         before, file = load_kernel(str(scale_toml)).source_hash, scale_toml.with_suffix(suffix)

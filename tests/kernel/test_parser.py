@@ -167,6 +167,7 @@ PARAMETERS = [
     ("TM = [4, 8]", "TM = [nan, 8.0]", "parameters.TM", ["is not finite"]),
     ("TM = [4, 8]", "TM = [[4], [8]]", "parameters.TM", ["not a list"]),
     ("TM = [4, 8]", f"TM = [{2**63}]", "parameters.TM", ["does not fit in 64 bits"]),
+    ("TM = [4, 8]", f"TM = [-{2**63}]", "parameters.TM", ["2**63 - 1 at most in magnitude"]),
     ("TM = [4, 8]", f"TM = [{'9' * 4000}]", "parameters.TM", ["more than 30 digits"]),
     ("TM = [4, 8]", f"TM = {list(range(1001))}", "parameters.TM", ["1001 entries, at most 1000"]),
     ('"column"]', '"x;y"]', "parameters.LAYOUT", ["neither a C identifier, a C type nor a C number"]),
@@ -272,7 +273,10 @@ REFERENCE = [
 
 SHAPES = [
     ("sum(A @ B, 0)", "the result has the shape (4096,), but the buffer C has (4096, 4096), at M=4096"),
-    ("transpose(A @ B)", "the result has the shape (277, 389), but the buffer C has (389, 277), at M=389"),
+    (
+        "transpose(A @ B)",
+        "the result has the shape (277, 389), but the buffer C has (389, 277), at the ragged sizes M=389",
+    ),
     ("alpha", "the result has the shape ()"),
 ]
 REFERENCE += [("alpha * (A @ B) + C", text, "reference.outputs.C", [said]) for text, said in SHAPES]

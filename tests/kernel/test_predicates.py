@@ -71,6 +71,14 @@ class TestFunctions:
         inverted = parse_predicate(lambda C: ~C, ["C"], Location("x", "rules.inverted"))  # no boolean of plain values
         assert inverted.evaluate({"C": np.array([True, False])}).tolist() == [False, True]
 
+    def test_whole_numbers_are_exact_and_a_division_by_zero_is_an_error(self):
+        large = np.array([1 << 32, 1 << 40, 4] * 300)
+        rule = parse_predicate(lambda A, B: A * B > 9, ["A", "B"], Location("x", "rules.large"))
+        assert rule.evaluate({"A": large, "B": large}).all()
+        divides = parse_predicate(lambda A, B: A % B == 0, ["A", "B"], Location("x", "rules.divides"))
+        with pytest.raises(SpecError, match=r"rules\.divides.*ZeroDivisionError.*where A = 4, B = 0"):
+            divides.evaluate({"A": np.array([4, 4]), "B": np.array([2, 0])})
+
     def test_a_function_of_arrays_is_called_once_and_a_configuration_that_breaks_it_is_explained(self):
         calls = []
 

@@ -181,6 +181,18 @@ def test_several_objectives_have_a_front(tmp_path):
     assert "front" in [attributes["id"] for attributes in sections]
 
 
+def test_values_of_another_objective_are_not_compared(study):
+    (run,) = study.runs
+    first, last = (replace(run, run_id=number, settings={"objective": text}) for number, text in ((1, "a"), (2, "b")))
+    scored = [
+        replace(one, run_id=number, trial=replace(one.trial, telemetry={"objective": value}))
+        for one, number, value in zip(study.trials, (1, 2, 2), (1.0, 30.0, 20.0), strict=False)
+    ]
+    mixed = replace(study, runs=(first, last), stored=tuple(scored))
+    assert [mixed.score(one) for one in scored] == [None, 30.0, 20.0]
+    assert "found after trial 3" in best_so_far_chart(mixed).summary
+
+
 def test_the_dark_theme_exchanges_every_colour_and_labels_cannot_be_tags(study):
     text = themed(parallel_coordinates_chart(study).figure).to_json()
     assert DARK["accent"] in text

@@ -232,6 +232,16 @@ def test_a_kernel_of_the_same_name_comes_first(scale_toml, monkeypatch):
     assert found.kernel == "cublas"
 
 
+def test_a_look_at_an_operation_reads_its_files_again(scaling_toml):
+    kernel = scaling_toml.with_name("scale.toml")
+    for threads in (128, 64):
+        kernel.write_text(kernel.read_text().replace("\nTHREADS = 128", f"\nTHREADS = {threads}"))
+        assert autotile.best(scaling_toml, n=1000, device="h200").config["THREADS"] == threads
+    scaling_toml.write_text(scaling_toml.read_text().replace("[kernels", "conditions = { QUICK = 1 }\n\n[kernels", 1))
+    assert autotile.best(scaling_toml, n=1000, device="h200", QUICK=0).kernel == "scale"
+    assert "QUICK=1" in str(autotile.explain(scaling_toml, n=1000, device="h200"))
+
+
 def test_a_library_is_added_to_ones_own_operation_from_python(scaling_toml):
     path = str(scaling_toml)
     found = get_best_kernel(path, n=1000, device="h200")

@@ -261,6 +261,12 @@ class TestLeftToPytorch:
         given = (x, w, b) if has_bias else (x, w)
         assert torch.equal(autotile.torch.linear(*given), nn.functional.linear(*given))
 
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_nested_tensors_which_have_no_shape(self):
+        rows, weight = [torch.randn(count, 64) for count in (2, 3)], torch.randn(48, 64)
+        made = autotile.torch.linear(torch.nested.nested_tensor(rows), weight)
+        assert all(torch.allclose(one, row @ weight.T, atol=1e-4) for one, row in zip(made.unbind(), rows, strict=True))
+
     def test_errors_are_pytorchs(self):
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
             autotile.torch.linear(torch.randn(3, 5), torch.randn(4, 6))

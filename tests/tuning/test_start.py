@@ -247,6 +247,8 @@ class TestSessions:
         assert [one.winner.config["WORK"] for one in (by_time, by_work)] == [4, 1]
         assert by_work.resumed == 12
 
-    def test_that_of_the_file(self, rewrite):
+    def test_that_of_the_file(self, rewrite, database):
         kernel = rewrite({"[arguments]": '[objective]\nvalue = "1 / (time_us * WORK)"\nmaximize = true\n[arguments]'})
         assert kernel.tune(kernel.record(), discard=False).winner.config["WORK"] == 1
+        (run,) = database.runs(1)  # a report says what was best by what
+        assert (run.settings["objective"], run.settings["maximize"]) == ("1 / (time_us * WORK)", True)
