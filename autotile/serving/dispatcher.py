@@ -405,7 +405,7 @@ class Dispatcher:
         """
         path = _bundle_path(bundle) or self._bundle
         if is_path(str(name)):
-            self._operations.pop(str(name), None)  # its files may have changed
+            self._operation.cache_clear()  # its files may have changed
             self._shelves.clear()
         is_operation = isinstance(name, str | os.PathLike) and self._operation(str(name)) is not None
         lookup = Lookup(name, sizes, dtype, device, location, path, library, is_operation=is_operation)
