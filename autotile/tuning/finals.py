@@ -63,6 +63,8 @@ class Finals:
     """Finalists that failed the checks, with the reason."""
     notices: tuple[str, ...] = ()
     """Checks that could not be made, one line each."""
+    confirmation: Confirmation | None = None
+    """The winner on a second GPU, if there is one and it could be raced there."""
 
     @property
     def winner(self) -> Trial | None:
@@ -425,9 +427,7 @@ class Confirmation:
     """Time of the default over that of the winner there; None where the default does not run."""
 
 
-def confirm_finals(
-    racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules
-) -> tuple[Finals, Confirmation | None]:
+def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules) -> Finals:
     """Hold finals on one GPU, and confirm the winner on a second one, if the backend has several.
 
     A winner that is wrong on the second GPU is refused if another finalist is right there, and the finals are held
@@ -440,7 +440,7 @@ def confirm_finals(
         winner = finals.winner
         spare = backend.spare() if winner is not None and not rules.hurried else None
         if spare is None or winner is None:
-            return finals, None
+            return finals
         candidates = {config_key(trial.config): candidate for trial, candidate in left}
         try:
             fault: Reading | None = None
@@ -448,7 +448,8 @@ def confirm_finals(
                 entries = (Entry(candidates[config_key(trial.config)]),)
                 (reading,) = spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
                 if fault is None and reading.outcome is Outcome.OK:
-                    return finals, _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
+                    confirmation = _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
+                    return replace(finals, confirmation=confirmation)
                 if fault is None:
                     fault = replace(reading, reason=f"on {spare.uuid or 'a second GPU'}: {reading.reason}")
                 elif reading.outcome is Outcome.OK:
@@ -457,7 +458,7 @@ def confirm_finals(
                 raise AutotileError(f"no finalist is right there: {fault.reason if fault is not None else ''}")
         except AutotileError as error:
             notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
-            return replace(finals, notices=(*finals.notices, notice)), None
+            return replace(finals, notices=(*finals.notices, notice))
         refused.append(replace(winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None))
         key = config_key(winner.config)
         left = [(trial, candidate) for trial, candidate in left if config_key(trial.config) != key]

@@ -96,7 +96,7 @@ class GpuGroup(Backend):
 
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
-        self.device, self.source, self.notice = first.device, first.source, first.notice
+        self.device, self.notice = first.device, first.notice
         self._deadline_s = deadline_s
         lock = threading.RLock()
         self._changed = threading.Condition(lock)

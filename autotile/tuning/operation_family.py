@@ -53,7 +53,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
 from autotile.tuning.result import ScheduleResult
 from autotile.tuning.schedule import Schedule
-from autotile.tuning.session import Compiling, compiled_sizes
+from autotile.tuning.session import Compiling
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu
@@ -239,8 +239,7 @@ class Sweep:
         begun, problems = [], self._problems_of(kernels)
         for one in self.valid(kernels, candidates):
             kernel, own = self.kernels[one.kernel], problems[one.kernel]
-            of, others = (kernel, own, one.config, self.device), compiled_sizes(kernel.spec, own, ())
-            begun.append((one, Compiling(*of, submit=submit, other_sizes=others)))
+            begun.append((one, Compiling(kernel, own, one.config, self.device, submit=submit)))
         return problem, kernels, begun
 
     def valid(self, kernels: KernelSizes, candidates: Iterable[ModelCandidate]) -> list[ModelCandidate]:

@@ -52,7 +52,7 @@ from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import WORK, ScheduleResult
 from autotile.tuning.schedule import Schedule
-from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
+from autotile.tuning.session import Compiling, Pipeline
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
@@ -451,10 +451,8 @@ class _Halving:
                 if one.begun is None and not one.sessions:
                     one.begun = []
                     with suppress(AutotileError):  # its own session states it
-                        of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                         for config in one.seeds or [one.kernel.spec.default]:
-                            first = Compiling(*of, config, device, submit=pool.submit, other_sizes=sizes)
-                            one.begun += first.pending
+                            one.begun += Compiling(one.kernel, one.problem, config, device, submit=pool.submit).pending
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
         """Hold a session of the first of some kernels with its share of a round, in which these are left."""

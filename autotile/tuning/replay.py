@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from msgspec import structs
@@ -34,8 +33,6 @@ class ReplayBackend(Backend):
     candidate; its ``slowness`` is the factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower. A
     recording that does not state the properties of its GPU is a `RecordingError`.
     """
-
-    source: Literal["cuda", "replayed"] = "replayed"
 
     def __init__(
         self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0

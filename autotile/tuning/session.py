@@ -20,7 +20,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -47,13 +47,13 @@ from autotile.errors import ConfigError, DataWarning, InputError
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
-from autotile.kernel.spec import KernelSpec, computed_values
+from autotile.kernel.spec import computed_values
 from autotile.search.samplers import BRUTE_FORCE, check_sampler, sampler_entry
 from autotile.settings import Settings
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
+from autotile.tuning.finals import FinalRules, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
@@ -251,7 +251,6 @@ class Session:
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
         self._finals: Finals | None = None
-        self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
         self._begun_s = time.monotonic()
@@ -582,7 +581,6 @@ class Session:
         ended = [self._pipeline.end_next()]
         while self._backend.gpu_count > 1 and self._backend.has_result:
             ended.append(self._pipeline.end_next())
-        self._rules.running = self._pipeline.running + len(self._chosen) + self._record.others
         return ended
 
     def _end_all(self, proposer: Proposer | None) -> Iterator[Trial]:
@@ -743,13 +741,12 @@ class Session:
             if any(trial.outcome is Outcome.OK for trial in finalists):
                 self._report_finals(self._time_left.finals_s)
                 if compiled := self._pipeline.recompile(finalists):
-                    finals, self._confirmation = confirm_finals(compiled, self._backend, rules)
+                    self._finals = finals = confirm_finals(compiled, self._backend, rules)
                     self._notices += finals.notices
                     for trial in finals.refused:  # before the winner, with which what is served changes
                         self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
-                    self._finals = finals
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)
@@ -804,7 +801,7 @@ class Session:
             learnt_from=search.learnt_from if search is not None else (),
             not_learnt_from=search.misleading_sources if search is not None else (),
             gpus=self._backend.uses,
-            confirmation=self._confirmation,
+            confirmation=finals.confirmation,
             failed_default=failed_default,
         )
 
@@ -893,8 +890,9 @@ class GivenCandidates:
 class Compiling:
     """A configuration that is being compiled: for its problem, and for the others of its verification.
 
-    These are of `compiled_sizes`; those for which the configuration is not valid are left out. ``submit`` starts a job,
-    such as `autotile.workers.compile_pool.CompilePool.submit`; ``row`` is that of the proposer.
+    These are the problem with ragged sizes and those of ``verify_sizes``, if their cubins differ and the configuration
+    is valid for them; none in replay. ``submit`` starts a job, such as
+    `autotile.workers.compile_pool.CompilePool.submit`; ``row`` is that of the proposer.
     """
 
     def __init__(
@@ -905,19 +903,24 @@ class Compiling:
         device: DeviceProperties,
         *,
         submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
-        other_sizes: Sequence[Mapping[str, int]] = (),
-        source: Literal["cuda", "replayed"] = "cuda",
+        verify_sizes: Sequence[Mapping[str, int]] = (),
     ) -> None:
         def at(sizes: Mapping[str, int]) -> Future[Compiled]:
             return submit(lambda: compile_job(kernel, config, problem.at(sizes), device.architecture))
 
-        self._kernel, self._problem, self._device, self._source = kernel, problem, device, source
+        self._kernel, self._problem, self._device = kernel, problem, device
         self._trial: Trial | None = None
         self.config = config
         self.row = 0
         self.main = at(problem.sizes)
-        valid = [one for one in other_sizes if not check_config(kernel.spec, config, problem.at(one), device)]
-        self.others = [(sizes, at(sizes)) for sizes in valid]
+        spec = kernel.spec
+        compiled_in = spec.compiled_names if device.source != "replayed" else ()
+        self.others = [
+            (sizes, at(sizes))
+            for sizes in (spec.ragged_sizes(problem.sizes), *verify_sizes)
+            if any(sizes[name] != problem.sizes[name] for name in compiled_in)
+            and not check_config(spec, config, problem.at(sizes), device)
+        ]
 
     @property
     def pending(self) -> list[Future[Compiled]]:
@@ -937,8 +940,8 @@ class Compiling:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
             plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem, self._device)
-            trial = gated_trial(self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device)
-            self._trial = replace(trial, source=self._source)
+            of = self._kernel, self._problem, self.config, compiled
+            self._trial = gated_trial(*of, plan=plan, device=self._device)
         return self._trial
 
     def candidate(self) -> Candidate | None:
@@ -989,7 +992,7 @@ class Pipeline:
         self._queue: dict[int, Compiling] = {}
         self._prefetched: dict[str, Compiling] = {}
         self._measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = {}
-        self._other_sizes = compiled_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
+        self._verify_sizes = verify_sizes
         self._running: dict[int, tuple[Candidate, Compiling]] = {}
         """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
 
@@ -1001,8 +1004,7 @@ class Pipeline:
     def compile(self, config: Config) -> Compiling:
         """Start the compilation of a configuration outside of a search."""
         of = self.kernel, self.problem, config, self.backend.device
-        submit, source = self.compile_pool.submit, self.backend.source
-        return Compiling(*of, submit=submit, other_sizes=self._other_sizes, source=source)
+        return Compiling(*of, submit=self.compile_pool.submit, verify_sizes=self._verify_sizes)
 
     def run(self, candidate: Compiling) -> Trial:
         """Wait for a candidate's compilation, and run it while nothing else runs."""
@@ -1137,8 +1139,15 @@ def gated_trial(
 
     A `SpecError` is raised if a function takes other parameters than the declared arguments.
     """
-    seconds = {"compile": round(compiled.seconds, 6)}
-    trial = Trial(config, compiled.outcome, compiled.reason, "compile", plan.main.geometry, seconds=seconds)
+    trial = Trial(
+        config,
+        compiled.outcome,
+        compiled.reason,
+        "compile",
+        plan.main.geometry,
+        source="replayed" if device.source == "replayed" else "cuda",
+        seconds={"compile": round(compiled.seconds, 6)},
+    )
     cubin = compiled.cubin
     if cubin is None:
         return trial
@@ -1148,13 +1157,3 @@ def gated_trial(
     trial = replace(trial, resources=main.resources, occupancy=main.occupancy, cubin_hash=cubin.cubin_hash)
     fault = next((step.fault for step in steps if step.fault), "")
     return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
-
-
-def compiled_sizes(
-    spec: KernelSpec, problem: Problem, verify_sizes: Sequence[Mapping[str, int]]
-) -> list[Mapping[str, int]]:
-    """Return the further problems of a verification whose cubins differ from that of the problem."""
-    compiled = spec.compiled_names
-    tuned = {name: problem.sizes[name] for name in compiled}
-    others = [spec.ragged_sizes(problem.sizes), *verify_sizes]
-    return [sizes for sizes in others if {name: sizes[name] for name in compiled} != tuned]

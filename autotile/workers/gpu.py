@@ -68,8 +68,6 @@ class Backend(ABC):
     """
 
     device: DeviceProperties
-    source: Literal["cuda", "replayed"] = "cuda"
-    """Whether results are measured, or read from a recording."""
     notice: str = ""
     """One line for the user about the choice of the GPU; empty where it is the expected one."""
     farm: CompileFarm | None = None
@@ -84,6 +82,11 @@ class Backend(ABC):
     """Work of each of several GPUs so far; empty for one."""
     observe_wait: Callable[[str], None] = staticmethod(lambda _: None)
     """Called with what is waited for beside results, and with an empty text when that is over."""
+
+    @property
+    def source(self) -> Literal["cuda", "replayed"]:
+        """Whether results are measured, or read from a recording."""
+        return "replayed" if self.device.source == "replayed" else "cuda"
 
     def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
         """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""

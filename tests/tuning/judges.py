@@ -57,7 +57,6 @@ def ending_at(
 
 
 class FakeGpu(ReplayBackend):
-    source = "cuda"
     measures_energy = False
 
     def __init__(self, path: Path, device: DeviceProperties) -> None:

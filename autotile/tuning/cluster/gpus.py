@@ -62,7 +62,6 @@ class RemoteGpu(Backend):
     ) -> None:
         self.device = device
         self.uuid = gpu
-        self.source = "replayed" if recorded is not None else "cuda"
         self.notice = recorded.notice if recorded is not None else ""
         self.is_closed = self.was_absent = False
         self._cluster = cluster
