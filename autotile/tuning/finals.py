@@ -237,10 +237,11 @@ class FinalistChecks:
         """Tools of compute-sanitizer that found nothing, for each finalist that they ran."""
 
     def sanitize(self) -> None:
-        """Run all finalists under the sanitizer at once; those with findings are refused."""
-        if self._rules.hurried:
+        """Run all finalists under the sanitizer, if there is one, at once; those with findings are refused."""
+        sanitizer = self._backend.sanitizer
+        if self._rules.hurried or sanitizer is None:
             return
-        found = self._backend.sanitize(self._candidates)
+        found = sanitizer.check_all(self._candidates)
         for index, findings in enumerate(found):
             self.sanitized[index] = tuple(finding.tool for finding in findings if finding.result == "passed")
             faults = [finding for finding in findings if finding.result == "failed"]

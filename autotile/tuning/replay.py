@@ -6,21 +6,20 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import ENERGY, ERROR, Outcome, Problem
+from autotile.core.model import ENERGY, ERROR, Config, Outcome, Problem
 from autotile.core.statistics import DISCARD_RATIO, discard_reason
 from autotile.database.keys import version_of
 from autotile.errors import InputError, RecordingError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
 from autotile.kernel.library import Kernel
 from autotile.settings import user_path
-from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Backend
 from autotile.workers.jobs import Candidate, Check, Job, Race, Reading
@@ -46,12 +45,10 @@ class ReplayBackend(Backend):
         self._finished: deque[tuple[Candidate, Reading]] = deque()
         self._closed = threading.Event()
 
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the rows that were recorded."""
-        mask = np.zeros(len(space), dtype=np.bool_)
-        rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
-        mask[[row for row in rows if row is not None]] = True
-        return mask
+    @cached_property
+    def recorded(self) -> list[Config]:  # type: ignore[override]
+        """All configurations of the recording."""
+        return [self._recording.config(number) for number in range(len(self._recording))]
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Look up the candidate, and prune it by its time as a live measurement would."""

@@ -299,12 +299,11 @@ class SearchPlan:
         # with those that only the heuristics of the space exclude, not a rule or a limit
         valid = (config for config in outside if not check_config(spec, config, problem, device))
         self.space = space = space.including(valid)
-        available = backend.available_rows(space)
-        masks = [available] if available is not None else []
-        if options.only is not None:
-            wanted = np.zeros(len(space), dtype=np.bool_)
-            wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
-            masks.append(wanted)
+        masks: list[NDArray[np.bool_]] = []
+        for configs in (backend.recorded, options.only):
+            if configs is not None:
+                masks.append(wanted := np.zeros(len(space), np.bool_))
+                wanted[[row for config in configs if (row := space.row_of(config)) is not None]] = True
         lenient = replace(spec, heuristics=())  # a configuration must be correct there, not fast
         at_sizes = (feasible_space(lenient, problem.at(sizes), device) for sizes in options.verify_sizes)
         masks += [space.rows_in(other) for other in at_sizes]

@@ -7,12 +7,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome
+from autotile.core.model import Config, Outcome
 from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import GPU_WORKER, Child, WorkerPool, parsed_reply, start_child
 from autotile.workers.jobs import (
@@ -31,13 +31,9 @@ from autotile.workers.jobs import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from autotile.space.search_space import SearchSpace
     from autotile.workers.compile_pool import CompileFarm
     from autotile.workers.python_reference import ExpectedFolder
-    from autotile.workers.sanitizer import Finding, Sanitizer
+    from autotile.workers.sanitizer import Sanitizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +52,7 @@ class GpuUse:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, with None for no reason."""
-        busy_s, lost = round(self.busy_s, 3), self.lost or None
-        return {"uuid": self.uuid, "trials": self.trials, "busy_s": busy_s, "scale": self.scale, "lost": lost}
+        return {**asdict(self), "busy_s": round(self.busy_s, 3), "lost": self.lost or None}
 
 
 class Backend(ABC):
@@ -70,6 +65,10 @@ class Backend(ABC):
     device: DeviceProperties
     notice: str = ""
     """One line for the user about the choice of the GPU; empty where it is the expected one."""
+    recorded: Sequence[Config] | None = None
+    """Configurations that can be run; None for all."""
+    sanitizer: Sanitizer | None = None
+    """Runs candidates under compute-sanitizer, if that is enabled."""
     farm: CompileFarm | None = None
     """Compilers of other machines that come with the GPU."""
     uuid: str = ""
@@ -87,10 +86,6 @@ class Backend(ABC):
     def source(self) -> Literal["cuda", "replayed"]:
         """Whether results are measured, or read from a recording."""
         return "replayed" if self.device.source == "replayed" else "cuda"
-
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
-        return None
 
     def await_reference(self) -> None:  # noqa: B027 - most have none
         """Wait for the results of a reference in Python; an `InputError` is raised if it fails."""
@@ -128,10 +123,6 @@ class Backend(ABC):
     def spare(self) -> Backend | None:
         """Return a second GPU, to confirm what the first has found; None if there is none."""
         return None
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
-        return [[] for _ in candidates]
 
     @abstractmethod
     def close(self) -> None:
@@ -190,7 +181,7 @@ class Gpu(Backend):
         if device is not None:
             self.device = device
         self.uuid = uuid
-        self._sanitizer = sanitizer
+        self.sanitizer = sanitizer
         self._workload = workload
         self._device_index = device_index if workload is None else workload.device_index
         self._deadline_s = deadline_s
@@ -302,10 +293,6 @@ class Gpu(Backend):
             fault = Reading(outcome, f"{error} in the last race", RACE_STAGE)
         raced = self.raced(replace(job, entries=others))
         return [*raced[:number], fault, *raced[number:]]
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run candidates under the sanitizer, if there is one."""
-        return self._sanitizer.check_all(candidates) if self._sanitizer is not None else super().sanitize(candidates)
 
     def close(self) -> None:
         """Release the worker to the pool, or end it; a call that waits for it in another thread raises an error."""

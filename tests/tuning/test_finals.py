@@ -41,6 +41,7 @@ class Racer(GivenGpu):
     fails_after_s: float = 0.0
 
     refused_seed = None
+    sanitizer = property(lambda self: self)
 
     def __post_init__(self) -> None:
         self.rounds = self.races = self.repeats = self.seed = 0
@@ -68,7 +69,7 @@ class Racer(GivenGpu):
         found = {OUTPUT_DIGEST: digest} if digest else {}
         return Reading(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
 
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+    def check_all(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [list(self.findings) if candidate.config == A else [] for candidate in candidates]
 
     def race(self, job: Race) -> list[Reading]:

@@ -9,12 +9,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.errors import AutotileError, InputError, WorkerError
-from autotile.space.search_space import SearchSpace
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
 from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest
 from autotile.tuning.gpu_group import GpuGroup
@@ -62,20 +58,16 @@ class RemoteGpu(Backend):
     ) -> None:
         self.device = device
         self.uuid = gpu
-        self.notice = recorded.notice if recorded is not None else ""
+        if recorded is not None:
+            self.notice, self.recorded = recorded.notice, recorded.recorded
         self.is_closed = self.was_absent = False
         self._cluster = cluster
         self._work = work
-        self._recorded = recorded
         self._meanwhile = meanwhile
         self._submitted: deque[tuple[Candidate, SentRequest]] = deque()
         """Candidates without a result and their requests, oldest first."""
         self._running: SentRequest | None = None
         """Request of another method."""
-
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the recorded rows; None for a real GPU."""
-        return self._recorded.available_rows(space) if self._recorded is not None else None
 
     def wait(self) -> None:
         """Wait until the worker has set up the problem."""
