@@ -57,10 +57,9 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import Launch, Nvml, Timer, drift_us, energy_meter
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
-from autotile.kernel.inputs import ragged_problem, with_captured_call
+from autotile.kernel.inputs import ragged_problem
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
-from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.workers.jobs import (
     CHECK_STAGE,
@@ -358,9 +357,7 @@ class _LoadedKernel:
     """A kernel on a GPU: what its problems share."""
 
     def __init__(self, workload: Workload) -> None:
-        self.spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
-        if workload.captured_call:
-            self.spec = with_captured_call(self.spec, Path(workload.captured_call))
+        self.spec = workload.spec()
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)

@@ -62,6 +62,14 @@ class Workload:
     reference_folder: str = ""
     """Folder of the results of a reference in Python, or of those on which configurations agreed; "" for none."""
 
+    def spec(self) -> KernelSpec:
+        """Parse the kernel, with the inputs of the captured call if there is one."""
+        from autotile.kernel.inputs import with_captured_call
+        from autotile.kernel.parser import parse_spec
+
+        spec = parse_spec(self.spec_text, self.spec_source, folder=self.spec_folder)
+        return with_captured_call(spec, Path(self.captured_call)) if self.captured_call else spec
+
 
 SizedCubin = tuple[Mapping[str, int], str, Mapping[str, str]]
 """Sizes other than those that are tuned, the path of the cubin that was compiled for them, and the names in it of its
