@@ -290,8 +290,7 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
     served = _served(target, study_id, confirmed) if study_id is not None else None
     if study_id is None or len(candidates) < 2 or served is None or served.measurement is None:
         return None
-    by_time = sorted(candidates.values(), key=lambda trial: trial.time_us or 0.0)
-    fastest, second = by_time[:2]
+    fastest, second = sorted(candidates.values(), key=lambda trial: trial.time_us or 0.0)[:2]
     assert fastest.measurement is not None
     assert second.measurement is not None
     if config_key(fastest.config) == config_key(served.config):

@@ -643,8 +643,7 @@ class Database(AbstractContextManager["Database"]):
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
         """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
         counts: list[Label[Any]] = [literal_column(sql).label(name) for name, sql in _STUDY_COUNTS.items()]
-        listed = select(STUDIES, *counts).order_by(STUDIES.c.kernel, STUDIES.c.id)
-        query = matching(listed, STUDIES, kernel=kernel)
+        query = matching(select(STUDIES, *counts).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
         fastest = matching(select(BEST.c.study_id, BEST.c.config, BEST.c.time_us), BEST, kernel=kernel)
         winners: dict[int, tuple[Config, float]] = {}
         with self.reading() as connection:

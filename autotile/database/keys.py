@@ -137,9 +137,8 @@ def library_key(
     A library is stored as a kernel of one configuration, which has no parameters. The conditions of the problem limit
     the kernels only, and are not part of the key. Times of another version of the library are of another study.
     """
-    sizes = operation.without_conditions(problem)
     return TuningKey.for_device(
-        Problem(f"{operation.name}:{library}", sizes, problem.dtype),
+        Problem(f"{operation.name}:{library}", operation.without_conditions(problem), problem.dtype),
         device,
         template_hash=operation.digest,
         space_hash=json_hash({"library": library, "version": version}),

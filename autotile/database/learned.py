@@ -93,8 +93,7 @@ def check_family(row: Row) -> FamilyState | None:
 
 
 def _family_row(key: TuningKey, family: Family, device: DeviceProperties) -> dict[str, Any]:
-    digest = json_hash([key.to_json(), family.to_json()])
-    of = {"digest": digest, "kernel": key.kernel, "dtype": key.dtype}
+    of = {"digest": json_hash([key.to_json(), family.to_json()]), "kernel": key.kernel, "dtype": key.dtype}
     return {**of, "key": key.to_json(), "family": family.to_json(), "device": device.to_json()}
 
 
@@ -145,8 +144,7 @@ def save_model(
     """Store the model of an operation for a GPU, in place of an older one."""
     of = {"operation": operation, "dtype": dtype, "gpu_name": device.name}
     with database.writing() as connection:
-        row = {**of, "device": device.to_json(), "model": document, "learned_at": now_text()}
-        _replace(connection, MODELS, row)
+        _replace(connection, MODELS, {**of, "device": device.to_json(), "model": document, "learned_at": now_text()})
 
 
 def read_models(database: Database, operation: str | None = None, dtype: str | None = None) -> list[StoredModel]:

@@ -391,11 +391,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         if self._renewal is not None:
             self._renewal.join()
         if self._owner:
-            own = {"study": self.study_id, "owner": self._owner}
 
             def release_all(connection: Connection) -> None:
                 _lock(connection, self.study_id)
-                run_text(connection, _RELEASE_ALL, own)
+                run_text(connection, _RELEASE_ALL, {"study": self.study_id, "owner": self._owner})
 
             with suppress(DatabaseError):
                 self._transact(release_all)

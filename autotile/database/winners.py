@@ -94,9 +94,8 @@ class Winner(msgspec.Struct, frozen=True):
 
     def result_to_json(self) -> dict[str, Any]:
         """Return the fields of one result, without key and device, as a JSON object."""
-        names = ("config", "resources", "measurement")
         return {
-            **{name: to_document(getattr(self, name)) for name in names},
+            **{name: to_document(getattr(self, name)) for name in ("config", "resources", "measurement")},
             "tuned_at": self.tuned_at.isoformat(timespec="seconds"),
         }
 

@@ -139,7 +139,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
         checks.lost_s += race_s
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)
-        if 1 < len(left) < len(finalists):
+        if len(left) < len(finalists):
             readings = hold_race(backend, racing, left, rules)
     raced, trials, scorer = readings or {}, list(finalists), rules.scorer
     for i, result in raced.items():
@@ -304,8 +304,7 @@ class FinalistChecks:
         while unverified := [i for i in by_weight if i not in self.readings]:
             cleared, faulty = set[tuple[str, Value]](), Counter[tuple[str, Value]]()
             for other, known in self.readings.items():
-                items = self._candidates[other].config.items()
-                (cleared if known.outcome is Outcome.OK else faulty).update(items)
+                (cleared if known.outcome is Outcome.OK else faulty).update(self._candidates[other].config.items())
             suspicion = {  # what each has in common with faulty ones, in values that no correct one has
                 i: sum(faulty[item] for item in self._candidates[i].config.items() if item not in cleared)
                 for i in unverified

@@ -427,8 +427,7 @@ class Sweep:
             self._add(name, spec.default)
             winners = [best.trial.config for best in self.database.best(name, dtype=self.dtype)]
             winners += [one.config for one in shipped_winners(name, self.dtype)]
-            known = {config_key(config): config for config in winners if is_declared(spec, config)}
-            distinct = list(known.values())
+            distinct = list({config_key(config): config for config in winners if is_declared(spec, config)}.values())
             for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():

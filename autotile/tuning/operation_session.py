@@ -275,8 +275,8 @@ class _Entrant:
             self.state, self.reason = state, reason
 
     def contender(self) -> TunedContender:
-        found = TunedContender(self.name, is_library=False, trial=self.best, trials=self.tried, seconds=self.seconds)
-        return replace(found, state=self.state, reason=self.reason)
+        own = attributes(self, "name", "seconds", "state", "reason")
+        return TunedContender(is_library=False, trial=self.best, trials=self.tried, **own)
 
 
 def tune_operation(

@@ -160,8 +160,7 @@ def _recorded_device(recording: Recording) -> DeviceProperties:
 def replay_notice(recording: Recording, options: TuneOptions) -> str:
     """Return the line for the user that says what is replayed, and why."""
     reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
-    name = _recorded_device(recording).name
-    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
+    notice = f"{reason}: launches are replayed from measurements recorded on {_recorded_device(recording).name}"
     if not recording.header.key.template_hash:
         notice += ", imported: of which version of the kernel is not known"
     if options.verify_sizes:

@@ -189,8 +189,8 @@ def open_session(
         with fork_guard.use():
             from autotile.database.engine import parse_location
 
-        for used in (options.replay, parse_location(location)):
-            check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
+        used = options.replay, parse_location(location)
+        check_output(options.trace, *(one for one in used if isinstance(one, str | Path)))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
         backend = stack.enter_context(closing(chosen))
@@ -357,11 +357,10 @@ class Session:
                             with fork_guard.use():  # a fork waits for the imports, most of what a session needs
                                 from autotile.search.search import Shortlist
 
-                                search, trials = self._plan.make_search(self._log), self._log.trials
+                                search = self._plan.make_search(self._log)
                                 searching.callback(search.close)
-                                lookahead = self._plan.lookahead
-                                shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
-                                self._shortlist = shortlist
+                                of = search, self._plan.lookahead, self.device.sm_count
+                                self._shortlist = shortlist = Shortlist(*of, earlier=self._log.trials)
                                 is_timed = self._options.budget_s is not None  # which slow compilations would use up
                                 learns = sampler_entry(search.sampler).learns
                                 self._compile_pool.longest_first = not (learns or is_timed)
@@ -765,7 +764,7 @@ class Session:
         winner = finals.winner
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
         raced = {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
-        tried = [raced.get(config_key(config)) or log.find(config) for config in self._options.tries]
+        tried = (raced.get(config_key(config)) or log.find(config) for config in self._options.tries)
         default, failed_default = self._plan.default, None
         if finals.default is None:
             tried_default = raced.get(config_key(default)) or log.find(default)
@@ -797,7 +796,7 @@ class Session:
             database=self._database.location,
             **attributes(workrate, *WORK),
             notices=self.notices,
-            tried=tuple(trial for trial in tried if trial is not None),
+            tried=tuple(filter(None, tried)),
             learnt_from=search.learnt_from if search is not None else (),
             not_learnt_from=search.misleading_sources if search is not None else (),
             gpus=self._backend.uses,

@@ -287,8 +287,7 @@ class SearchPlan:
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
         ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-        fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
-        self.incumbent = next(iter(confirmed), fastest_ran)
+        self.incumbent = next(iter(confirmed), min(ran, key=itemgetter(0), default=(None, None))[1])
         self._served = find_served(database, study_id, options)
         self._sources = find_sources(database, key) if options.transfer else []
         named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]

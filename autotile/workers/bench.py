@@ -488,8 +488,7 @@ class LaidOut:
             # times by which drift is seen
             reference_us = drift_us(kernel.support, kernel.timer, kernel.device.sm_count)
             telemetry |= {"reference_us": reference_us, "event_floor_us": kernel.event_floor_us or 0.0}
-            again = instance.digest()
-            telemetry[OUTPUT_DIGEST] = digest if digest == again else VARYING_OUTPUTS
+            telemetry[OUTPUT_DIGEST] = digest if digest == instance.digest() else VARYING_OUTPUTS
             if kernel.energy is not None and reading.outcome is Outcome.OK and reading.measurement is not None:
                 telemetry |= kernel.energy(launch, reading.measurement.time_us)
             if len(self._spec.steps) > 1:  # the time of each, between events in whole calls
@@ -575,16 +574,14 @@ class LaidOut:
 
     def runner(self, candidate: Candidate) -> _Runnable:
         """Return a verified candidate, ready to be timed."""
-        instance = self._tuned.of(candidate.config)
-        bound = instance.bind(candidate.config, self.device)
+        bound = self._tuned.of(candidate.config).bind(candidate.config, self.device)
         functions = self._kernel.load(candidate, keep=False)
         self.fresh = False
         return self._runnable(_launch_sequence(functions, bound), bound)
 
     @staticmethod
     def _runnable(launch: LaunchSequence, bound: BoundArguments) -> _Runnable:
-        instance = bound.instance
-        return launch, partial(instance.prepare, bound), partial(_timed_verdict, bound)
+        return launch, partial(bound.instance.prepare, bound), partial(_timed_verdict, bound)
 
     def _instances(self, problem: Problem, *, check: bool) -> Instances:
         kernel = self._kernel

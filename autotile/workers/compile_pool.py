@@ -200,8 +200,7 @@ class CompilePool:
                 self._waiting.append((job, done, self._deadline_s if deadline_s is None else deadline_s))
             self._begin_waiting()
             return done
-        seconds = self._record(_CACHE_TRACK, "cached", start, job)
-        done.set_result(Compiled(cubin, seconds))
+        done.set_result(Compiled(cubin, self._record(_CACHE_TRACK, "cached", start, job)))
         return done
 
     def close(self) -> None:

@@ -422,8 +422,7 @@ class Gpu(Backend):
         return child
 
     def _send_problem(self, child: Child) -> None:
-        message = {"op": "open", "workload": self._workload, "device_index": self._device_index}
-        child.send(message, _OPEN_DEADLINE_S)
+        child.send({"op": "open", "workload": self._workload, "device_index": self._device_index}, _OPEN_DEADLINE_S)
         self._is_opening = True
 
     def _wait_until_open(self) -> DeviceProperties:

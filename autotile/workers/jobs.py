@@ -232,8 +232,7 @@ class Reading:
         telemetry[GPU_SCALE] = round(scale * float(telemetry.get(GPU_SCALE, 1.0)), 6)
         times = tuple(round(time_us * scale, 4) for time_us in measured.samples_us)
         time_us, low_us, high_us = (scale * each for each in (measured.time_us, measured.low_us, measured.high_us))
-        measurement = Measurement(time_us, low_us, high_us, times, measured.l2)
-        return replace(self, measurement=measurement, telemetry=telemetry)
+        return replace(self, measurement=Measurement(time_us, low_us, high_us, times, measured.l2), telemetry=telemetry)
 
 
 SECOND_SEED = 1

@@ -274,8 +274,7 @@ def offer(
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        start = local_host(scheduler, security, _FIRST_ANSWER_S)
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(start)]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(local_host(scheduler, security, _FIRST_ANSWER_S))]
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
         with suppress(asyncio.CancelledError):
