@@ -614,10 +614,10 @@ def hold_contest(
             from autotile.tuning.cluster.worker import GpuRequest
 
             work = GpuRequest(finalists[0][0].name, workloads[0], options.run_deadline_s)
-            backend = stack.enter_context(closing(free_gpu(lane, work)))
+            backend = free_gpu(lane, work)
         else:
-            gpu = Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool, device=device)
-            backend = stack.enter_context(closing(gpu))
+            backend = gpu = Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool, device=device)
+        stack.enter_context(closing(backend))
         candidates = []
         with closing(schedule.compilers()) as pool:
             for kernel, own_problem, trial in finalists:  # whose cubins are in the cache unless they were trimmed

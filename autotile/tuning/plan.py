@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -314,19 +314,21 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
     They are those on one GPU, or on all. An `InputError` is raised if the database cannot be read, or there is no such
     kernel.
     """
+
+    @cache
+    def current_kernel(name: str) -> Kernel | None:
+        with suppress(InputError):
+            loaded = load_kernel(kernel) if kernel is not None else load_named_kernel(name)
+            return loaded if loaded.name == name else None
+        return None
+
     found: list[AssessedMiss] = []
-    kernels: dict[str, Kernel | None] = {}
     costs: dict[str, Callable[[StoredMiss], tuple[float, float, bool] | None]] = {}
     for miss in rows_of_kernel(database.misses, kernel):
         if gpu_name not in (None, miss.gpu_name):
             continue
         name = miss.problem.kernel
-        if name not in kernels:
-            kernels[name] = None
-            with suppress(InputError):
-                loaded = load_kernel(kernel) if kernel is not None else load_named_kernel(name)
-                kernels[name] = loaded if loaded.name == name else None
-        current = kernels[name]
+        current = current_kernel(name)
         problem: Problem | None = None
         if current is not None:
             with suppress(InputError):  # it has other sizes today
@@ -335,11 +337,11 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
         if current is None or problem is None:
             found.append(AssessedMiss(miss.problem, *counts, None, tuned=False))
             continue
-        if name not in costs:
-            costs[name] = miss_costs(database, current)
         version = version_of(current)
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and best.key.version == version for best in stored)
+        if name not in costs:
+            costs[name] = miss_costs(database, current)
         cost = costs[name](structs.replace(miss, problem=problem)) or ()
         found.append(AssessedMiss(problem, *counts, current, tuned, *cost))
     return found

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.documents import attributes
 from autotile.core.model import (
     COST,
     METRIC,
@@ -160,13 +161,12 @@ class Scorer:
             for name, value in trial.config.items()
             if name in self._names
         }
-        if trial.resources is not None:
-            of_resources = ("registers", "spill_bytes", "static_smem_bytes")
-            names |= {name: getattr(trial.resources, name) for name in of_resources}
-        if trial.geometry is not None:
-            names |= {name: getattr(trial.geometry, name) for name in ("dynamic_smem_bytes", "threads", "blocks")}
-        if trial.occupancy is not None:
-            names["occupancy"] = trial.occupancy.occupancy
+        for part, own in (
+            (trial.resources, ("registers", "spill_bytes", "static_smem_bytes")),
+            (trial.geometry, ("dynamic_smem_bytes", "threads", "blocks")),
+            (trial.occupancy, ("occupancy",)),
+        ):
+            names |= attributes(part, *own) if part is not None else {}
         names |= {name: trial.telemetry[name] for name in ("energy_mj", "max_error") if name in trial.telemetry}
         for name, metric in self._metrics.items():
             if metric.names <= names.keys() and (value := _number(metric.evaluate(names))) is not None:
@@ -204,8 +204,6 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         and study.key.sizes.keys() & key.sizes.keys()
         and study.trials >= _MIN_TIMED_TRIALS
     ]
-    if not others:
-        return []
     others.sort(
         key=lambda study: (
             (study.key.gpu_name != key.gpu_name) + (study.key.compute_capability != key.compute_capability),
@@ -360,7 +358,6 @@ StepGroup = tuple[tuple[int, ...], tuple[str, ...]]
 def independent_groups(kernel: Kernel) -> list[StepGroup]:
     """Return groups of steps that share no parameters, at least two; an empty list if there are none."""
     spec = kernel.spec
-    tied = spec.build.names | {*spec.shaping}
     if len(spec.steps) < 2 or spec.computed or spec.objective is not None or _OWN_INCLUDE.search(kernel.source):
         return []
     source = strip_comments(kernel.source)
@@ -390,10 +387,10 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
                 expressions += spec.argument(argument.described_buffer).expressions
         names = {name for expression in expressions for name in expression.names}
         used.append(names | set(_WORD.findall(step.entry)) | bodies[step.entry])
-    ties = [parameters & names for names in ({*tied} | outside, *(rule.expression.names for rule in spec.rules))]
-    ties += [parameters & rule.expression.names for rule in spec.heuristics]
+    tied = [spec.build.names.union(spec.shaping, outside)]
+    tied += [rule.expression.names for rule in (*spec.rules, *spec.heuristics)]
     pending = [({index}, parameters & names) for index, names in enumerate(used)]
-    pending += [(set[int](), names) for names in ties if names]
+    pending += [(set[int](), names) for each in tied if (names := parameters & each)]
     groups: list[tuple[set[int], set[str]]] = []
     for steps, names in pending:  # unite what shares a parameter
         touching = [group for group in groups if group[1] & names]

@@ -333,10 +333,8 @@ def _described(error: BaseException) -> str:
     text = f"{type(error).__name__}: {_text(error)[:_MAX_TEXT]}"
     if not frames:
         return text
-    user = frames[0]
-    for frame in frames:  # the innermost line of the file in which the function is
-        if frame.filename == frames[0].filename:
-            user = frame
+    # the innermost line of the file in which the function is
+    user = [frame for frame in frames if frame.filename == frames[0].filename][-1]
     line = f": {user.line}" if user.line else ""
     return f"{text}, in {user.name}, {user.filename}, line {user.lineno}{line}"
 
