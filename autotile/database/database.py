@@ -37,7 +37,7 @@ from sqlalchemy import (
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, TimeUs, Whole, convert, json_text, storable
 from autotile.core.forks import fork_guard
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Trial, config_key
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Sizes, Trial, config_key
 from autotile.database.engine import (
     BEST,
     LOCK_TIMEOUT_S,
@@ -732,7 +732,7 @@ class Database(AbstractContextManager["Database"]):
         kernel: str | None = None,
         *,
         study_id: int | None = None,
-        sizes: Mapping[str, int] | None = None,
+        sizes: Sizes | None = None,
         **columns: str | None,
     ) -> list[StoredBest]:
         """Return the best result of each study with the given columns, newest first; None selects all.

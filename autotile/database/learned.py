@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, convert, json_hash
-from autotile.core.model import Config, Outcome, config_key
+from autotile.core.model import Config, Outcome, Sizes, config_key
 from autotile.database.database import Database, StoredBest, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, version_of
@@ -202,7 +202,7 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
         same_gpu = [study for study in same_dtype if study.key.gpu_name == miss.gpu_name]
         sizes = dict(miss.problem.sizes)
 
-        def nearest_to(sizes: Mapping[str, int], among: Sequence[StoredBest]) -> StoredBest | None:
+        def nearest_to(sizes: Sizes, among: Sequence[StoredBest]) -> StoredBest | None:
             return min(among, key=lambda study: size_distance(study.key.sizes, sizes), default=None)
 
         def loss_at(study: StoredBest) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_key
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -203,12 +203,12 @@ def _spread(
     *,
     plan: FamilyPlan,
     device: DeviceProperties,
-    points: Sequence[Mapping[str, int]],
+    points: Sequence[Sizes],
 ) -> FamilyResult:
     """Hold the sessions at the points of a family, and learn the rule; a run with the same plan goes on."""
     options, database, spec, count = schedule.options, schedule.database, kernel.spec, len(points)
 
-    def key_at(sizes: Mapping[str, int]) -> TuningKey:
+    def key_at(sizes: Sizes) -> TuningKey:
         return key_of(kernel, Problem(kernel.name, sizes, dtype), device, l2_mode=options.l2)
 
     document = {  # a run with another plan starts anew
@@ -333,7 +333,7 @@ def _learn(
     return FamilyRule(family, tuple(matrix.configs[column] for column in chosen), tree, points)
 
 
-def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
+def is_possible(spec: KernelSpec, sizes: Sizes, dtype: str, device: DeviceProperties) -> bool:
     """Return True if a problem fits in the device's memory and any configuration is valid for it."""
     try:
         problem: Problem = resolve_problem(spec, sizes, dtype)

@@ -22,7 +22,7 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_key
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.database.keys import TuningKey, key_of, library_key
@@ -163,7 +163,7 @@ class OperationFamilyResult(ScheduleResult):
 class SweptProblem(NamedTuple):
     """Sizes and flags of a problem, the trial of each configuration there, and the time of each library."""
 
-    sizes: Mapping[str, int]
+    sizes: Sizes
     kernels: KernelSizes
     trials: Mapping[CandidateKey, Trial]
     libraries: Mapping[str, float]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of_times
 from autotile.core.text import (
     NOTHING,
@@ -212,9 +212,7 @@ class OperationResult(ScheduleResult, Reported):
 
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
-Proposed = Callable[
-    [Mapping[str, KernelSpec], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
-]
+Proposed = Callable[[Mapping[str, KernelSpec], Mapping[str, Sizes], DeviceProperties], Sequence[tuple[str, Config]]]
 """Returns the kernels and configurations that a model expects to be fast, best first, given specifications and sizes by
 the names of kernels, and the device."""
 

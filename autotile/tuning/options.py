@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from numbers import Integral, Real
@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from autotile.core.argument_types import check_value
 from autotile.core.documents import Count, Positive, storable
-from autotile.core.model import TIME, Config, L2Mode
+from autotile.core.model import TIME, Config, L2Mode, Sizes
 from autotile.errors import InputError
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS
 
@@ -103,7 +103,7 @@ class TuneOptions:
     tries: tuple[Config, ...] = ()
     transfer: bool = True
     served: Config | None = None
-    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    verify_sizes: tuple[Sizes, ...] = ()
     sanitize: bool = False
     finals: Count = 12
     precision: Annotated[float, Meta(ge=0, lt=1)] = 0.005

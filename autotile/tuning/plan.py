@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, structs
 
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
-from autotile.core.model import Problem
+from autotile.core.model import Problem, Sizes
 from autotile.cuda.driver import device_count, live_device
 from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
 from autotile.database.keys import TuningKey, version_of
@@ -179,7 +179,7 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     dtypes: Sequence[str | None] = entry.dtypes or [None]
     if (count + len(entry.problems)) * len(dtypes) > room:
         raise InputError(f"it has more problems than a plan may hold, {MAX_PROBLEMS:,} in all; split the plan")
-    listed: Iterable[Mapping[str, int]] = entry.problems
+    listed: Iterable[Sizes] = entry.problems
     if choices or not entry.problems:  # without any size, the one problem of the file
         combined = itertools.product(*choices.values())
         listed = itertools.chain(listed, (dict(zip(choices, row, strict=True)) for row in combined))

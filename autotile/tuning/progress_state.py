@@ -56,27 +56,29 @@ _EXPECTED_TRIALS = 128
 ones fewer."""
 
 
+@dataclass
 class StoppingRules:
     """The limits on trials and budget, the minimum expected gain, and the user's interrupt.
 
-    ``elapsed_s`` returns the time since the session began, in seconds.
+    They are of a session's options and log, of a function of its time so far, in seconds, and of its interrupt.
     """
 
-    def __init__(self, options: TuneOptions, log: TrialLog, elapsed_s: Callable[[], float], stop: StopRequest) -> None:
-        self._options = options
-        self._log = log
-        self._elapsed_s = elapsed_s
-        self.stop = stop
-        self.least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
+    _options: TuneOptions
+    _log: TrialLog
+    _elapsed_s: Callable[[], float]
+    stop: StopRequest
+    expected_gain: float | None = None
+    """Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below ``until``,
+    or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that loses."""
+    ends_after: float | None = None
+    """Number of trials after which the gain is expected to end the search; None if that is not foreseen."""
+    running: int = 0
+    """Number of trials that have begun and have not ended."""
+
+    @property
+    def least_gain(self) -> float:
         """Expected gain below which the search ends; 0 for none."""
-        self.expected_gain: float | None = None
-        """Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below
-        ``until``, or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that
-        loses."""
-        self.ends_after: float | None = None
-        """Number of trials after which the gain is expected to end the search; None if that is not foreseen."""
-        self.running = 0
-        """Number of trials that have begun and have not ended."""
+        return self._options.until or (0.0 if self._options.spend else SETTLED_GAIN)
 
     @property
     def stopped(self) -> Stopped | None:

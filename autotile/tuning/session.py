@@ -33,6 +33,7 @@ from autotile.core.model import (
     Measurement,
     Outcome,
     Problem,
+    Sizes,
     Stopped,
     Trial,
     config_key,
@@ -902,9 +903,9 @@ class Compiling:
         device: DeviceProperties,
         *,
         submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
-        verify_sizes: Sequence[Mapping[str, int]] = (),
+        verify_sizes: Sequence[Sizes] = (),
     ) -> None:
-        def at(sizes: Mapping[str, int]) -> Future[Compiled]:
+        def at(sizes: Sizes) -> Future[Compiled]:
             return submit(lambda: compile_job(kernel, config, problem.at(sizes), device.architecture))
 
         self._kernel, self._problem, self._device = kernel, problem, device
@@ -979,7 +980,7 @@ class Pipeline:
         compile_pool: CompilePool,
         timeline: Timeline = NO_TIMELINE,
         *,
-        verify_sizes: Sequence[Mapping[str, int]] = (),
+        verify_sizes: Sequence[Sizes] = (),
     ) -> None:
         self.scale: float | None = None
         self.score: Callable[[Trial], Trial] = lambda trial: trial

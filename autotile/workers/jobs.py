@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
-from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem
+from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem, Sizes
 
 if TYPE_CHECKING:
     from autotile.cuda.function import StepFunctions
@@ -49,7 +49,7 @@ class Workload:
     """Folder of the files that the arguments name."""
     captured_call: str = ""
     """Folder of a captured call, whose arguments are the inputs; "" for the declared contents."""
-    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    verify_sizes: tuple[Sizes, ...] = ()
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
     """Whether the energy of a launch is measured, too."""
@@ -71,7 +71,7 @@ class Workload:
         return with_captured_call(spec, Path(self.captured_call)) if self.captured_call else spec
 
 
-SizedCubin = tuple[Mapping[str, int], str, Mapping[str, str]]
+SizedCubin = tuple[Sizes, str, Mapping[str, str]]
 """Sizes other than those that are tuned, the path of the cubin that was compiled for them, and the names in it of its
 entries, as of a `Candidate`."""
 

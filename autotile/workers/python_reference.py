@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ import numpy as np
 
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Problem
+from autotile.core.model import Problem, Sizes
 from autotile.core.text import shown_text, sizes_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
@@ -47,7 +47,7 @@ _GRACE_S = 0.5
 """Time between the end of a child's answer and that of the process, in seconds."""
 
 
-DrawnInputs = tuple[Mapping[str, int], int, bool]
+DrawnInputs = tuple[Sizes, int, bool]
 """One set of inputs: sizes with flags, the seed, and whether scalars have their check values."""
 
 
@@ -218,7 +218,7 @@ class ExpectedFolder:
             return None
         return status if not runs else None
 
-    def _write(self, sizes: Mapping[str, int], seed: int, check: bool) -> None:
+    def _write(self, sizes: Sizes, seed: int, check: bool) -> None:
         function = self._spec.reference.function
         place = f"{self._spec.source}: [reference] function {function} at {sizes_text(sizes)}"
         library: Any = load_cupy() if self._library == "cupy" else np

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -111,6 +111,7 @@ def find_sanitizer(named: str = "") -> Path:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Sanitizer:
     """Runs candidates under compute-sanitizer's tools, each in a process of its own.
 
@@ -118,11 +119,10 @@ class Sanitizer:
     that of a check: the tools slow a kernel down by a factor of ten to some hundred.
     """
 
-    def __init__(self, workload: Workload, program: Path, deadline_s: float) -> None:
-        self._workload = workload
-        self._program = program
-        self._deadline_s = deadline_s
-        self._stop = threading.Event()
+    _workload: Workload
+    _program: Path
+    _deadline_s: float
+    _stop: threading.Event = field(default_factory=threading.Event)
 
     def check(self, candidate: Candidate, tool: Tool) -> Finding:
         """Run one candidate under one tool; failures of the run are findings, not errors."""

@@ -196,10 +196,10 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         backend, self._backend, self._session = self._backend, None, ""
         if backend is not None:
             backend.close()
-        if backend is not None and self._workers is not None:
-            self._idle = threading.Timer(_IDLE_S, self._end_idle)
-            self._idle.daemon = True
-            self._idle.start()
+            if self._workers is not None:
+                self._idle = threading.Timer(_IDLE_S, self._end_idle)
+                self._idle.daemon = True
+                self._idle.start()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
@@ -242,9 +242,8 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
     files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
     if not files:
         raise InputError(f"there is no recording (*.npz) in {recording}")
-    devices = {file: ReplayBackend(read_recording(file)).device for file in files}
-    device = devices[files[0]]
-    if any(one.name != device.name for one in devices.values()):
+    device, *others = [ReplayBackend(read_recording(file)).device for file in files]
+    if any(one.name != device.name for one in others):
         raise InputError(f"the recordings in {recording} are of several GPUs; give each model a worker of its own")
     host, paths = socket.gethostname(), tuple(str(file.absolute()) for file in files)
     return [GpuPlugin(f"{SIMULATED}{host}-{n}", device, n, paths, seconds) for n in numbers]
