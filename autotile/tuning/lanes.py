@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,6 +35,7 @@ _ABSENT_S = 300.0
 """Time that problems wait for a GPU of a cluster while none of them is tuned."""
 
 
+@dataclass(eq=False)
 class Lane:
     """The GPUs that a session may use, or that the sessions of a command share; none for that of the options.
 
@@ -43,17 +44,10 @@ class Lane:
     known, if they are of one model; GPUs of this machine, and simulated ones, have none.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[GpuName] = (),
-        stop: StopRequest | None = None,
-        cluster: Cluster | None = None,
-        device: DeviceProperties | None = None,
-    ) -> None:
-        self._devices = tuple(devices)
-        self.device = device
-        self.stop = stop
-        self.cluster = cluster
+    _devices: tuple[GpuName, ...] = ()
+    stop: StopRequest | None = None
+    cluster: Cluster | None = None
+    device: DeviceProperties | None = None
 
     @property
     def devices(self) -> tuple[GpuName, ...]:

@@ -303,15 +303,15 @@ _RACE_SHARE = 0.2
 """Share of all rounds of a race that is run, as slower finalists leave early and it ends when all is known."""
 
 
+@dataclass
 class TimeLeft:
-    """Estimates how long a session still takes in a space of ``valid`` configurations."""
+    """Estimates how long a session with some options still takes in a space of so many configurations."""
 
-    def __init__(self, options: TuneOptions, valid: int) -> None:
-        self._options = options
-        self._valid = valid
-        self._pace = Pace()
-        self._times_us: list[float] = []
-        self._gpu_s: deque[float] = deque(maxlen=STEADY_STEPS)
+    _options: TuneOptions
+    _valid: int
+    _pace: Pace = field(default_factory=Pace)
+    _times_us: list[float] = field(default_factory=list)
+    _gpu_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEADY_STEPS))
 
     def add(self, elapsed_s: float, trial: Trial) -> None:
         """Register a trial that has just ended, ``elapsed_s`` seconds after the session began."""

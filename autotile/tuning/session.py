@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -958,6 +958,7 @@ class Compiling:
         return Candidate(self.config, str(cubin.path), cubin.symbols, computed, others)
 
 
+@dataclass(eq=False)
 class Pipeline:
     """Compilation of candidates in parallel, and their evaluation on the device, one after the other.
 
@@ -972,29 +973,19 @@ class Pipeline:
     of the study, if any.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        problem: Problem,
-        backend: Backend,
-        compile_pool: CompilePool,
-        timeline: Timeline = NO_TIMELINE,
-        *,
-        verify_sizes: Sequence[Sizes] = (),
-    ) -> None:
-        self.scale: float | None = None
-        self.score: Callable[[Trial], Trial] = lambda trial: trial
-        self.kernel = kernel
-        self.problem = problem
-        self.backend = backend
-        self.compile_pool = compile_pool
-        self.timeline = timeline
-        self._queue: dict[int, Compiling] = {}
-        self._prefetched: dict[str, Compiling] = {}
-        self._measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = {}
-        self._verify_sizes = verify_sizes
-        self._running: dict[int, tuple[Candidate, Compiling]] = {}
-        """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
+    kernel: Kernel
+    problem: Problem
+    backend: Backend
+    compile_pool: CompilePool
+    timeline: Timeline = NO_TIMELINE
+    verify_sizes: Sequence[Sizes] = ()
+    scale: float | None = None
+    score: Callable[[Trial], Trial] = lambda trial: trial
+    _queue: dict[int, Compiling] = field(default_factory=dict)
+    _prefetched: dict[str, Compiling] = field(default_factory=dict)
+    _measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = field(default_factory=dict)
+    _running: dict[int, tuple[Candidate, Compiling]] = field(default_factory=dict)
+    """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
 
     @property
     def running(self) -> int:
@@ -1004,7 +995,7 @@ class Pipeline:
     def compile(self, config: Config) -> Compiling:
         """Start the compilation of a configuration outside of a search."""
         of = self.kernel, self.problem, config, self.backend.device
-        return Compiling(*of, submit=self.compile_pool.submit, verify_sizes=self._verify_sizes)
+        return Compiling(*of, submit=self.compile_pool.submit, verify_sizes=self.verify_sizes)
 
     def run(self, candidate: Compiling) -> Trial:
         """Wait for a candidate's compilation, and run it while nothing else runs."""

@@ -84,29 +84,30 @@ class GpuReply:
     readings: list[Reading] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     """A GPU that a machine offers, one of its own or one that replays a recording, held by a process of Dask.
 
-    ``recordings`` are the files that a simulated GPU replays, one a problem, and ``seconds`` is the time that it takes
-    for a candidate.
+    Its CUDA index follows; or of a simulated one, the files that it replays, one a problem, and the seconds that it
+    takes for a candidate.
     """
 
     name = _PLUGIN
     setup = staticmethod(ignore_interrupts)
     """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
 
-    def __init__(
-        self, uuid: str, device: DeviceProperties, index: int = 0, recordings: Sequence[str] = (), seconds: float = 0.0
-    ) -> None:
-        self.uuid, self.device = uuid, device
-        self._index, self._recordings, self._seconds = index, recordings, seconds
-        self._backend: Backend | None = None
-        self._session = ""
-        self._used_at = 0.0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._workers: WorkerPool | None = None
-        """The GPU worker between two sessions."""
-        self._idle: threading.Timer | None = None
+    uuid: str
+    device: DeviceProperties
+    _index: int = 0
+    _recordings: Sequence[str] = ()
+    _seconds: float = 0.0
+    _backend: Backend | None = None
+    _session: str = ""
+    _used_at: float = 0.0
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _workers: WorkerPool | None = None
+    """The GPU worker between two sessions."""
+    _idle: threading.Timer | None = None
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
