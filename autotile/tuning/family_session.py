@@ -268,8 +268,7 @@ def _spread(
         """Measure all candidates at every point; return False if the user interrupted."""
         lacking = []  # points at which a valid candidate was not tried
         for number in range(progress.measured, count):
-            problem, study_id = spec.at(points[number], dtype), database.find_study(keys[number])
-            tried = database.tried(study_id) if study_id is not None else {}
+            problem, tried = spec.at(points[number], dtype), _newest(database, keys[number])
             untried = [config for config in candidates if config_key(config) not in tried]
             if any(not check_config(spec, config, problem, device) for config in untried):
                 lacking.append(number)
