@@ -259,6 +259,11 @@ class Trial:
     `OUTPUT_DIGEST`."""
 
     @property
+    def config_key(self) -> str:
+        """Canonical text of the configuration, for look-ups."""
+        return config_key(self.config)
+
+    @property
     def clock_limits(self) -> tuple[str, ...]:
         """Limits that lowered the clock of the GPU right after it was measured, as far as NVML states them."""
         mask = self.telemetry.get("throttle_reasons")

@@ -37,7 +37,7 @@ from sqlalchemy import (
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, TimeUs, Whole, convert, json_text, storable
 from autotile.core.forks import fork_guard
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Sizes, Trial, config_key
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Sizes, Trial
 from autotile.database.engine import (
     BEST,
     LOCK_TIMEOUT_S,
@@ -223,7 +223,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     # JSON has no infinity and no NaN
     telemetry = {n: v for n, v in trial.telemetry.items() if not isinstance(v, float) or math.isfinite(v)}
     return {
-        "config_key": config_key(trial.config),
+        "config_key": trial.config_key,
         "config": dict(trial.config),
         "outcome": str(trial.outcome),
         "stage": trial.stage,
@@ -249,7 +249,7 @@ def stored_trial(row: Row) -> StoredTrial:
             convert(found.trial.telemetry.get(name, 0.0), NonNegative)
         except DataError as error:
             raise DataError(error.fault, field=f"telemetry.{name}") from None
-    if row["config_key"] != config_key(found.trial.config):
+    if row["config_key"] != found.trial.config_key:
         raise DataError("it is not that of the configuration", field="config_key")
     return found
 
@@ -298,7 +298,7 @@ def standing_trials(stored: Iterable[StoredTrial]) -> list[StoredTrial]:
     """
     found: dict[str, StoredTrial] = {}
     for one in stored:
-        key = config_key(one.trial.config)
+        key = one.trial.config_key
         before = found.get(key)
         is_kept = before is not None and before.phase == "final" and one.phase == "search"
         if not (is_kept and before is not None and before.trial.outcome is one.trial.outcome is Outcome.OK):
@@ -463,14 +463,14 @@ def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRowError
     runs_query = select(RUNS).where(RUNS.c.study_id == study.study_id)
     trials = parsed_rows(connection, trials_query, stored_trial, bad)
     runs = {run.run_id: run for run in parsed_rows(connection, runs_query, stored_run, bad)}
-    refused = {config_key(one.trial.config): one.trial_id for one in trials if one.is_refusal}
+    refused = {one.trial.config_key: one.trial_id for one in trials if one.is_refusal}
     usable = [
         one
         for one in trials
         if one.trial.outcome is Outcome.OK
         and one.trial.measurement is not None
         and one.run_id in runs
-        and refused.get(config_key(one.trial.config), 0) < one.trial_id
+        and refused.get(one.trial.config_key, 0) < one.trial_id
     ]
     finals = [one for one in usable if one.phase == "final" and one.rank == 1 and runs[one.run_id].ended_at is not None]
     verified = [one for one in usable if runs[one.run_id].sampler != UNVERIFIED_SAMPLER]
@@ -725,7 +725,7 @@ class Database(AbstractContextManager["Database"]):
 
     def tried(self, study_id: int) -> dict[str, Trial]:
         """Return the newest trial of each configuration, by `config_key`, from which a killed run is resumed."""
-        return {config_key(trial.config): trial for trial in self.trials(study_id)}
+        return {trial.config_key: trial for trial in self.trials(study_id)}
 
     def best(
         self,

@@ -194,7 +194,7 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
     for study in studies:
         trials = (stored.trial for stored in database.standing_trials(study.study_id))
         ok = (trial for trial in trials if trial.outcome is Outcome.OK)
-        known = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
+        known = {trial.config_key: trial.time_us for trial in ok if trial.time_us is not None}
         times_us[study.study_id] = known
 
     def cost(miss: StoredMiss) -> tuple[float, float, bool] | None:
@@ -215,7 +215,7 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
                 served = other.trial.config if other is not None else None
             known = times_us[study.study_id]
             served_us = known.get(config_key(served)) if served is not None else None
-            best_us = known.get(config_key(study.trial.config))
+            best_us = known.get(study.trial.config_key)
             return max(0.0, served_us / best_us - 1.0) if served_us is not None and best_us is not None else None
 
         own = next((study for study in same_gpu if dict(study.key.sizes) == sizes), None)
@@ -230,7 +230,7 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
         else:
             losses = [each for study in same_gpu if (each := loss_at(study)) is not None]
             loss = sum(losses) / len(losses) if losses else None
-        best_us = times_us[nearest.study_id].get(config_key(nearest.trial.config))
+        best_us = times_us[nearest.study_id].get(nearest.trial.config_key)
         if loss is None or best_us is None:
             return None
         if own is None:  # the ratio of the work, in the default configuration if it depends on parameters

@@ -350,7 +350,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             query = select(TRIALS).where(TRIALS.c.id.in_(unseen)).order_by(TRIALS.c.id)
             trials = [one.trial for one in parsed_rows(connection, query, stored_trial)]
             self._seen.update(unseen)
-            self._tried.update(config_key(trial.config) for trial in trials)
+            self._tried.update(trial.config_key for trial in trials)
             self._undelivered += trials
 
     def _settle(self, connection: Connection, keys: Sequence[str]) -> set[str]:

@@ -403,9 +403,9 @@ def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
     study_id = database.find_study(key)
     if study_id is None:
         return {}
-    searched = {config_key(trial.config): trial for trial in database.trials(study_id, phase="search")}
+    searched = {trial.config_key: trial for trial in database.trials(study_id, phase="search")}
     finals = database.trials(study_id, phase="final")
-    return {**searched, **{config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}}
+    return {**searched, **{trial.config_key: trial for trial in finals if not trial.outcome.has_time}}
 
 
 def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix, point: int) -> float:

@@ -107,10 +107,10 @@ def choose_finalists(
     count = min(count, _HURRIED_FINALISTS) if rules.hurried else count
     fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_cost)
     seeded = {config_key(config) for config in (rules.default, rules.incumbent, *tries) if config is not None}
-    others = [t for t in trials if t.outcome.has_time and config_key(t.config) in seeded]
+    others = [t for t in trials if t.outcome.has_time and t.config_key in seeded]
     chosen = fastest[: max(count, 1)]
     while True:
-        finalists = {config_key(t.config): t for t in [*chosen, *others]}
+        finalists = {t.config_key: t for t in [*chosen, *others]}
         race_s = 1e-6 * MIN_ROUNDS * sum(interval_of(trial).value + _BESIDE_US for trial in finalists.values())
         if len(chosen) <= 2 or race_s <= _RACE_SHARE * rules.limit_s:
             return sorted(finalists.values(), key=_cost)
@@ -438,11 +438,11 @@ def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, 
         spare = backend.spare() if winner is not None and not rules.hurried else None
         if spare is None or winner is None:
             return finals
-        candidates = {config_key(trial.config): candidate for trial, candidate in left}
+        candidates = {trial.config_key: candidate for trial, candidate in left}
         try:
             fault: Reading | None = None
             for trial in finals.ranked:
-                entries = (Entry(candidates[config_key(trial.config)]),)
+                entries = (Entry(candidates[trial.config_key]),)
                 (reading,) = spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
                 if fault is None and reading.outcome is Outcome.OK:
                     confirmation = _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
@@ -457,8 +457,8 @@ def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, 
             notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
             return replace(finals, notices=(*finals.notices, notice))
         refused.append(replace(winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None))
-        key = config_key(winner.config)
-        left = [(trial, candidate) for trial, candidate in left if config_key(trial.config) != key]
+        key = winner.config_key
+        left = [(trial, candidate) for trial, candidate in left if trial.config_key != key]
 
 
 def _confirmation(
@@ -468,10 +468,10 @@ def _confirmation(
     winner, default = finals.winner, finals.default
     assert winner is not None
     racing = [winner]
-    if default is not None and config_key(default.config) != config_key(winner.config):
+    if default is not None and default.config_key != winner.config_key:
         racing.append(default)
     round_us = sum(trial.time_us or 0.0 for trial in racing)
-    entries = [Entry(candidates[config_key(trial.config)]) for trial in racing]
+    entries = [Entry(candidates[trial.config_key]) for trial in racing]
     raced = spare.run(Race.lasting(entries, round_us, seed, limit_s=_CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS))
     if not raced or not winner.time_us:
         return None

@@ -313,7 +313,7 @@ class Sweep:
             swept = swept or _SAMPLER in samplers.values()
             for one in self.database.stored_trials(study_id):  # the last of each configuration counts
                 if samplers.get(one.run_id) != UNVERIFIED_SAMPLER:
-                    trials[name, config_key(one.trial.config)] = one.trial
+                    trials[name, one.trial.config_key] = one.trial
         self.banned |= {key for key, trial in trials.items() if trial.outcome in FAULTS}
         if not swept:
             return None

@@ -147,7 +147,7 @@ class TrialLog:
         self._stages: Counter[str] = Counter()
         self.best: Trial | None = None
         """The best trial that was measured to the end."""
-        newest = {config_key(trial.config): trial for trial in earlier}
+        newest = {trial.config_key: trial for trial in earlier}
         for trial in newest.values():
             if space.row_of(trial.config) is not None:
                 self.add(trial)
@@ -183,7 +183,7 @@ class TrialLog:
 
     def add(self, trial: Trial) -> None:
         """Add the trial of a configuration that has none yet."""
-        self._trials[config_key(trial.config)] = trial
+        self._trials[trial.config_key] = trial
         self._outcomes[trial.outcome] += 1
         self._stages[trial.stage] += 1
         best = float("inf") if self.best is None or self.best.cost is None else self.best.cost

@@ -109,7 +109,7 @@ class Front:
         for trial in (self.trials[index] for index in indices):
             values = zip(self.objectives, self.values(trial), strict=True)
             figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
-            label = "winner" if config_key(winner) == config_key(trial.config) else ""
+            label = "winner" if config_key(winner) == trial.config_key else ""
             rows.append((label, *figures, config_text(trial.config)))
         objectives = f"{', '.join(self.objectives[:-1])} and {self.objectives[-1]}"
         caption = f"front of {objectives}: {plural(len(self.trials), 'configuration')}"
@@ -134,7 +134,7 @@ def pareto_front(trials: Iterable[Trial], objectives: Sequence[str]) -> Front | 
     """
     if len(objectives) == 1:
         return None
-    newest = {config_key(trial.config): trial for trial in trials}
+    newest = {trial.config_key: trial for trial in trials}
     reached = [(values, trial) for trial in newest.values() if (values := objective_values(trial, objectives))]
     kept = non_dominated([values for values, _ in reached]) if reached else ()
     best = [pair for pair, is_kept in zip(reached, kept, strict=True) if is_kept]

@@ -417,7 +417,7 @@ class Session:
         with self._timeline.span("session", "evaluate", configurations=len(valid)):
             tried = set()
             for trial in self._try(valid):
-                tried.add(config_key(trial.config))
+                tried.add(trial.config_key)
                 self._learn(trial)
                 yield trial
         for config in valid:
@@ -764,7 +764,7 @@ class Session:
         finals = self._finals or Finals(best, log.find(self._plan.default))
         winner = finals.winner
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
-        raced = {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
+        raced = {trial.config_key: trial for trial in (*finals.ranked, *finals.refused)}
         tried = (raced.get(config_key(config)) or log.find(config) for config in self._options.tries)
         default, failed_default = self._plan.default, None
         if finals.default is None:

@@ -218,7 +218,7 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         if other.version != key.version:
             name += " of another version"
         searched = database.trials(study.study_id, phase="search")
-        newest = {config_key(t.config): t for t in searched if t.outcome.has_time and t.time_us is not None}
+        newest = {t.config_key: t for t in searched if t.outcome.has_time and t.time_us is not None}
         timed = [(trial.config, trial.cost) for trial in newest.values() if trial.cost is not None]
         if len(timed) >= _MIN_TIMED_TRIALS:
             sources.append((name, timed))
@@ -274,10 +274,10 @@ class SearchPlan:
         self.earlier: list[Trial] = []
         if not options.fresh:
             finals = database.trials(study_id, phase="final")
-            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+            refused = {trial.config_key: trial for trial in finals if not trial.outcome.has_time}
             repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
             for one in searched:
-                trial = refused.get(config_key(one.trial.config), one.trial)
+                trial = refused.get(one.trial.config_key, one.trial)
                 lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
                 if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
                     self.earlier.append(trial)

@@ -288,7 +288,7 @@ def retime(
             stored = [opened.trials(best.study_id, phase=phase) for phase in ("final", "search")]
             ran = [[t for t in each if t.outcome is Outcome.OK and t.time_us is not None] for each in stored]
             for trial in [best.trial, *(t for each in ran for t in sorted(each, key=lambda t: t.cost or 0.0))]:
-                found.setdefault(config_key(trial.config), trial.config)
+                found.setdefault(trial.config_key, trial.config)
     candidates = list(found.values())[:MAX_RETIMED]
     own = {"fresh": True, "budget_s": None, "finals": len(candidates) + 1, "discard": False}
     chosen = for_given(options, (*candidates, dict(kernel.spec.default)), **own)
@@ -306,7 +306,7 @@ def retime(
             if identity(study.key) == identity(first)
             for one in writable.stored_trials(study.study_id)
         ]
-        newest = {config_key(one.trial.config): one.trial for one in sorted(of_problem, key=lambda one: one.trial_id)}
+        newest = {one.trial.config_key: one.trial for one in sorted(of_problem, key=lambda one: one.trial_id)}
         failed = {
             key: newest[key]
             for key in map(config_key, candidates)
@@ -315,7 +315,7 @@ def retime(
         of_gpu = writable.best(problem.kernel, dtype=problem.dtype, sizes=problem.sizes, gpu_name=first.gpu_name)
         for best in of_gpu:
             left = [best]  # until the best configuration of the study is none of the failed ones
-            while left and (fallen := failed.get(config_key(left[0].trial.config))) is not None:
+            while left and (fallen := failed.get(left[0].trial.config_key)) is not None:
                 writable.add_run(best.study_id, [fallen], sampler="verify", driver=left[0].run.driver, phase="final")
                 left = writable.best(study_id=best.study_id)
     return result, fault, {key: f"{trial.outcome}: {trial.reason}" for key, trial in failed.items()}
