@@ -72,6 +72,11 @@ def config_key(config: Config) -> str:
     return canonical_json(dict(config))
 
 
+def distinct_configs(configs: Iterable[Config]) -> list[Config]:
+    """Return each of some configurations once, in their order."""
+    return list({config_key(config): config for config in configs}.values())
+
+
 def config_text(config: Config) -> str:
     """Return a configuration as shown to users: ``BM=128 BN=128``."""
     return " ".join(f"{name}={value}" for name, value in config.items())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_key, distinct_configs
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -280,8 +280,7 @@ def _spread(
     matrix: FamilyMatrix | None = None
     if at_points("tuned", range(progress.tuned, count), tuning_options):
         proposed = [_best_of(database, one) for one in keys]
-        every = [*itertools.chain(*proposed), spec.default]
-        candidates = list({config_key(config): config for config in every}.values())
+        candidates = distinct_configs([*itertools.chain(*proposed), spec.default])
         if measure(candidates):
             matrix = FamilyMatrix(database, keys, proposed, candidates)
             if not matrix.points:
@@ -394,8 +393,7 @@ def _best_of(database: Database, key: TuningKey) -> list[Config]:
     winner = [best.trial.config for best in database.best(study_id=study_id)] if study_id is not None else []
     ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
     ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
-    found = {config_key(config): config for config in [*winner, *ordered]}
-    return list(found.values())[:_BEST_OF_EACH]
+    return distinct_configs([*winner, *ordered])[:_BEST_OF_EACH]
 
 
 def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_key
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, distinct_configs
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.database.keys import TuningKey, key_of, library_key
@@ -427,7 +427,7 @@ class Sweep:
             self._add(name, spec.default)
             winners = [best.trial.config for best in self.database.best(name, dtype=self.dtype)]
             winners += [one.config for one in shipped_winners(name, self.dtype)]
-            distinct = list({config_key(config): config for config in winners if is_declared(spec, config)}.values())
+            distinct = distinct_configs(config for config in winners if is_declared(spec, config))
             for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():

@@ -38,6 +38,7 @@ from autotile.core.model import (
     Trial,
     config_key,
     config_text,
+    distinct_configs,
 )
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
@@ -405,7 +406,7 @@ class Session:
         for trial in self._end_all(None):  # an evaluation was interrupted
             self._learn(trial)
         valid: list[Config] = []
-        for config in {config_key(config): config for config in configs}.values():
+        for config in distinct_configs(configs):
             reason = check_config(self._kernel.spec, config, self._problem, self.device)
             known = self._log.find(config)
             if reason:
@@ -613,8 +614,8 @@ class Session:
 
     def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
         """Try valid configurations that have no trial, and yield their trials; wait for those of other sessions."""
-        untried = {config_key(config): dict(config) for config in configs if self._log.find(config) is None}.values()
-        given = GivenCandidates([*untried], 2 * self._backend.gpu_count - 1)
+        untried = distinct_configs(dict(config) for config in configs if self._log.find(config) is None)
+        given = GivenCandidates(untried, 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
         yield from self._measure(given)
         for config in untried:  # those left to another session have no trial yet

@@ -33,8 +33,8 @@ from autotile.core.model import (
     Problem,
     Trial,
     Value,
-    config_key,
     config_text,
+    distinct_configs,
     objective_values,
 )
 from autotile.core.text import plural
@@ -327,7 +327,7 @@ class SearchPlan:
             self.space,
             self._sampler,
             self.seed,
-            first={config_key(config): config for config in seeded}.values(),
+            first=distinct_configs(seeded),
             available=self._available,
             trials=self._options.trial_target,
             ahead=self.lookahead.compiling,

@@ -16,7 +16,7 @@ import numpy as np
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text, distinct_configs
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
 from autotile.database.database import Database, StoredBest, database_location, open_existing
@@ -171,7 +171,7 @@ def judge(
             rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
             default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
             tried = [configs[1], *default, *map(space.config, rows)]  # those of rows are from all parts of the space
-            confirm_agreement(theirs, backend, list({config_key(config): config for config in tried}.values()))
+            confirm_agreement(theirs, backend, distinct_configs(tried))
         return judge_on(backend, problem, (ours, theirs), configs, options.seed)
 
 
