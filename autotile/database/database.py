@@ -215,7 +215,7 @@ class StoredTrial:
         return self.phase == "final" and self.trial.outcome is not Outcome.OK
 
 
-def trial_row(trial: Trial) -> dict[str, Any]:
+def trial_row(trial: Trial) -> Row:
     """Return the columns of the table ``trials`` that the trial itself determines."""
     columns = {name: getattr(getattr(trial, part), name, None) for part, names in _COLUMNS_OF.items() for name in names}
     if trial.occupancy is not None:
@@ -388,7 +388,7 @@ def study_with(connection: Connection, digest: str) -> int | None:
 
 def insert_run(connection: Connection, values: Row) -> int:
     """Start a run and return its id."""
-    documents: dict[str, Any] = {"settings": {}, "gates": {}, "summary": {}}
+    documents: Row = {"settings": {}, "gates": {}, "summary": {}}
     row = {"started_at": now_text(), "autotile_version": __version__, "driver": "", "host": "", **documents, **values}
     return int(connection.execute(RUNS.insert().returning(RUNS.c.id), row).scalar_one())
 

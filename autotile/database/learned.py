@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Moment, Name, NonNegative, convert, json_hash
+from autotile.core.documents import Count, JsonObject, Moment, Name, NonNegative, convert, json_hash
 from autotile.core.model import Config, Outcome, Sizes, config_key
 from autotile.database.database import Database, StoredBest, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
@@ -92,7 +92,7 @@ def check_family(row: Row) -> FamilyState | None:
     return found.progress
 
 
-def _family_row(key: TuningKey, family: Family, device: DeviceProperties) -> dict[str, Any]:
+def _family_row(key: TuningKey, family: Family, device: DeviceProperties) -> Row:
     of = {"digest": json_hash([key.to_json(), family.to_json()]), "kernel": key.kernel, "dtype": key.dtype}
     return {**of, "key": key.to_json(), "family": family.to_json(), "device": device.to_json()}
 
@@ -128,7 +128,7 @@ class StoredModel:
     dtype: Name
     gpu_name: Name
     device: DeviceProperties
-    model: dict[str, Any]
+    model: JsonObject
     learned_at: Moment
 
 
@@ -138,9 +138,7 @@ def stored_model(row: Row) -> StoredModel:
     return convert(row, StoredModel)
 
 
-def save_model(
-    database: Database, operation: str, dtype: str, device: DeviceProperties, document: dict[str, Any]
-) -> None:
+def save_model(database: Database, operation: str, dtype: str, device: DeviceProperties, document: JsonObject) -> None:
     """Store the model of an operation for a GPU, in place of an older one."""
     of = {"operation": operation, "dtype": dtype, "gpu_name": device.name}
     with database.writing() as connection:

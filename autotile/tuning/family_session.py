@@ -15,7 +15,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
+from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_key, distinct_configs
 from autotile.core.text import (
     NOTHING,
@@ -116,7 +116,7 @@ class FamilyResult(ScheduleResult, Reported):
         chosen = f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
         yield [*facts, ("chosen", chosen), *self._effort("point", is_served=rule.in_force)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         rule = self.rule
         loss = held_out = None

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
+from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, distinct_configs
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
@@ -149,7 +149,7 @@ class OperationFamilyResult(ScheduleResult):
             facts.append(("refused", f"{plural(self.refused, 'configuration')} that failed at a problem"))
         yield [*facts, *self._effort("problem")]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         return {
             **attributes(self, "operation", "family", "dtype"),

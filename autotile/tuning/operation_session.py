@@ -10,10 +10,10 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
+from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of_times
 from autotile.core.text import (
@@ -107,7 +107,7 @@ class TunedContender:
             return "winner"
         return "not told apart from the winner" if self.ratio is not None and is_tie(self.ratio) else ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return a plain dictionary."""
         timed = dict.fromkeys(("config", "time_us", "interval_us"))
         if self.trial is not None:
@@ -199,7 +199,7 @@ class OperationResult(ScheduleResult, Reported):
         facts += [*(("note", text) for text in self.notices), ("tried", tried)]
         yield [*facts, *self._effort(is_served=self.winner is not None)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         return {
             **self.problem.document("operation"),

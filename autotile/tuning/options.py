@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 
 from autotile.core.argument_types import check_value
-from autotile.core.documents import Count, Positive, storable
+from autotile.core.documents import Count, JsonObject, Positive, storable
 from autotile.core.model import TIME, Config, L2Mode, Sizes
 from autotile.errors import InputError
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS
@@ -148,7 +148,7 @@ class TuneOptions:
         """Whether slow candidates are pruned."""
         return self.discard and len(self.objectives) == 1
 
-    def to_json(self, database: str) -> dict[str, Any]:
+    def to_json(self, database: str) -> JsonObject:
         """Return a plain dictionary; ``database`` is the location to show, without a password."""
         paths = {"replay": str(self.replay or ""), "trace": str(self.trace or ""), "database": database}
         options = asdict(self) | paths  # a path need not be encoded in UTF-8

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
+from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import (
     OBJECTIVE,
     OBJECTIVES,
@@ -118,7 +118,7 @@ class Front:
         headings = ("", *(f"{RIGHT}{name}" for name in self.objectives), "configuration")
         return ResultTable(headings, rows, ("configuration",), caption=caption)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return a plain dictionary."""
         keys = [OBJECTIVES[name] for name in self.objectives]
         entries = [
@@ -141,7 +141,7 @@ def pareto_front(trials: Iterable[Trial], objectives: Sequence[str]) -> Front | 
     return Front(tuple(objectives), tuple(trial for _, trial in sorted(best, key=lambda pair: pair[0])))
 
 
-def trial_entry(trial: Trial) -> dict[str, Any]:
+def trial_entry(trial: Trial) -> JsonObject:
     """Return configuration, outcome and time of a trial as JSON values."""
     resources, occupancy = trial.resources, trial.occupancy
     return {
@@ -182,7 +182,7 @@ class ScheduleResult(Result):
         if is_served and self.call:
             yield "serve it", self.call
 
-    def _ending(self, **more: Any) -> dict[str, Any]:
+    def _ending(self, **more: Any) -> JsonObject:
         found = {"seconds": round(self.seconds, 3), **more, "interrupted": self.interrupted, "database": self.database}
         return {**found, "notices": list(self.notices), **({"call": self.call} if self.call else {})}
 
@@ -397,7 +397,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             return None
         return self.flops / trial.time_us / 1e3
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         return {
             **self.problem.document(),
@@ -420,7 +420,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             **self._ending(phases=dict(self.phases), resumed=self.resumed),
         }
 
-    def _entry(self, trial: Trial | None) -> dict[str, Any] | None:
+    def _entry(self, trial: Trial | None) -> JsonObject | None:
         if trial is None or trial.measurement is None:
             return None
         known = {**trial_entry(trial), "gflops_per_s": self.gflops_per_s(trial)}

@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
+from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text, distinct_configs
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
@@ -81,7 +81,7 @@ class CandidateCheck(Result):
         """Whether the candidate passed every check."""
         return self.candidate.outcome is Outcome.OK
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile verify --json`` prints."""
         return {
             **self.problem.document(),

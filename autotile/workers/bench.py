@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.cuda.driver import live_device, make_context, rejected
-from autotile.workers.child import Channel, Stage, files_of_any_size, serve
+from autotile.workers.child import Channel, Fields, Stage, files_of_any_size, serve
 
 if __name__ == "__main__":  # while the imports below run: the context and the kernels that verify take as long
     _CHANNEL = Channel()
@@ -748,9 +748,7 @@ _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
 """Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
 
 
-def handle(
-    bench: Bench, preparing: Sequence[threading.Thread], message: Mapping[str, Any], stage: Stage
-) -> Mapping[str, Any]:
+def handle(bench: Bench, preparing: Sequence[threading.Thread], message: Fields, stage: Stage) -> Fields:
     """Handle one request of the worker: ``open``, the jobs ``time``, ``check`` and ``race``, or ``ceilings``.
 
     The first request waits for the threads that prepare the process.
@@ -797,7 +795,7 @@ def handle(
         return {"error": str(error), "kind": "cuda"}
 
 
-def _run(bench: Bench, job: Job, enter: Stage, entered: Sequence[str]) -> Mapping[str, Any]:
+def _run(bench: Bench, job: Job, enter: Stage, entered: Sequence[str]) -> Fields:
     """Run a job; of one that breaks the worker, reply with the readings up to the entry that did."""
     cuda = load_cupy().cuda
     readings: list[Reading] = []

@@ -6,13 +6,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from autotile.core.documents import Text, convert
 from autotile.core.model import Outcome
@@ -24,6 +24,7 @@ from autotile.settings import Settings, available_cores
 from autotile.workers.child import (
     COMPILE_WORKER,
     Child,
+    Fields,
     Stage,
     WorkerPool,
     limit_memory,
@@ -403,7 +404,7 @@ _caches: dict[tuple[str, int], CubinCache] = {}
 """Caches of a compile worker, by folder and limit."""
 
 
-def compile_one(message: Mapping[str, Any], _: Stage) -> Mapping[str, Any]:
+def compile_one(message: Fields, _: Stage) -> Fields:
     """Handle one request of a compile worker; that the cache cannot be written, or nothing compiled, is an error."""
     if not _caches:  # the first request
         limit_memory(message["memory_bytes"])
