@@ -565,7 +565,7 @@ class Database(AbstractContextManager["Database"]):
             check_readable(parsed)
         engine = open_engine(parsed, server_timeout_s, readonly=True)
         try:
-            with fork_guard.use(), translated_errors(parsed), engine.connect() as connection:
+            with translated_errors(parsed), engine.connect() as connection:
                 current = is_current(connection, parsed)
         except BaseException as error:
             engine.dispose()
@@ -590,7 +590,7 @@ class Database(AbstractContextManager["Database"]):
     ) -> Self:
         engine = open_engine(location, server_timeout_s)
         try:
-            with fork_guard.use(), translated_errors(location):
+            with translated_errors(location):
                 is_session = server_timeout_s >= LOCK_TIMEOUT_S  # a program that is served does not wait for an upgrade
                 ensure_schema(engine, location, UPGRADE_TIMEOUT_S if is_session else server_timeout_s)
                 if isinstance(location, Path):
@@ -627,7 +627,7 @@ class Database(AbstractContextManager["Database"]):
         """Check the file on the disk: close all connections, which writes the log into it, and read it anew."""
         self.close()
         if self.path is not None:
-            with fork_guard.use(), translated_errors(self.path):
+            with translated_errors(self.path):
                 check_integrity(self._engine, self.path)
 
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
@@ -803,7 +803,7 @@ class Database(AbstractContextManager["Database"]):
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that reads."""
-        with fork_guard.use(), translated_errors(self._location), self._engine.connect() as connection:
+        with translated_errors(self._location), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -811,7 +811,7 @@ class Database(AbstractContextManager["Database"]):
         """Begin a transaction that writes, over a connection of `connect` or another one."""
         if self._readonly:
             raise DatabaseError(f"{self.location} is open for reading only; open it with Database.open to write")
-        with fork_guard.use(), translated_errors(self._location):
+        with translated_errors(self._location):
             if connection is None:
                 with self._writer.begin() as begun:
                     yield begun
@@ -825,7 +825,7 @@ class Database(AbstractContextManager["Database"]):
         It is closed before each fork of the process: use it inside of `autotile.core.forks.fork_guard` only, and open
         another one when the guard's generation has changed.
         """
-        with fork_guard.use(), translated_errors(self._location):
+        with translated_errors(self._location):
             return self._writer.connect()
 
 
