@@ -351,9 +351,8 @@ class CompilePool:
             return Compiled(None, outcome=Outcome.TIMED_OUT, reason=reason)
         except WorkerError as error:
             child.kill()
-            killed = getattr(error, "killed", False)
-            hint = ", as the system does when memory runs out" if killed else ""
-            outcome = Outcome.NOT_COMPILED if killed else Outcome.COMPILE_FAILED
+            hint = ", as the system does when memory runs out" if error.killed else ""
+            outcome = Outcome.NOT_COMPILED if error.killed else Outcome.COMPILE_FAILED
             return Compiled(None, outcome=outcome, reason=f"the compiler failed: {error}{hint}")
         except (InputError, ToolchainError):
             self._worker_pool.release(child)

@@ -287,7 +287,7 @@ class Gpu(Backend):
         except WorkerError as error:
             number = int(error.stage.removeprefix(CHECK_STAGE)) if error.stage in checks_s else -1
             others = (*job.entries[:number], *job.entries[number + 1 :])
-            if number < 0 or getattr(error, "killed", False) or not any(one.candidate is not None for one in others):
+            if number < 0 or error.killed or not any(one.candidate is not None for one in others):
                 raise
             outcome = Outcome.TIMED_OUT if isinstance(error, WorkerTimeoutError) else Outcome.CRASHED
             fault = Reading(outcome, f"{error} in the last race", RACE_STAGE)

@@ -358,10 +358,9 @@ class ClusterLane(Lane):
 
     def free(self, held: Collection[GpuName]) -> list[GpuName]:
         """Return the GPUs that neither hold a problem nor work for another command."""
-        present = self._present()
-        self._ask([gpu for gpu in present if gpu not in held])
-        known = {gpu: self._replies[gpu][0] for gpu in present if gpu in self._replies}
-        return [gpu for gpu, reply in known.items() if gpu not in held and not reply.is_busy and self._is_of_use(gpu)]
+        present = [gpu for gpu in self._present() if gpu not in held]
+        self._ask(present)
+        return [gpu for gpu in present if self._is_of_use(gpu) and not self._replies[gpu][0].is_busy]
 
     def close(self) -> None:
         """Disconnect."""
