@@ -22,7 +22,7 @@ from msgspec import Meta, structs
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
 from autotile.core.model import Problem, Sizes
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
+from autotile.database.database import CONTEST, Database, StoredRun, open_for_reading, rows_of_kernel
 from autotile.database.keys import TuningKey, version_of
 from autotile.database.learned import miss_costs
 from autotile.database.winners import StoredMiss
@@ -200,15 +200,12 @@ def is_done(database: Database, planned: PlannedProblem, options: TuneOptions, g
         version = (*version_of(kernel), options.l2, "cuda" if gpu_name else "replayed")
         sizes = {size: problem.sizes[size] for size in kernel.spec.sizes if size in problem.sizes}
         for best in database.best(kernel.name, dtype=problem.dtype, gpu_name=gpu_name or None):
-            key = best.key
-            same = all(key.sizes.get(size) == value for size, value in sizes.items())
-            if not same or (*key.version, key.l2_mode, key.source) != version:
+            key, run = best.key, best.run
+            is_same = (*key.version, key.l2_mode, key.source) == version
+            if not (is_same and best.confirmed and all(key.sizes.get(size) == value for size, value in sizes.items())):
                 continue
-            if isinstance(target, Operation):
-                is_enough = best.run.sampler == CONTEST  # its last race has been held
-            else:
-                is_enough = _has_effort(best.run.settings, best.run.summary, options)
-            if best.confirmed and is_enough:
+            # of an operation, the last race has been held
+            if run.sampler == CONTEST if isinstance(target, Operation) else _has_effort(run, options):
                 return True
     return False
 
@@ -223,8 +220,9 @@ def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
     return any(not raced or best.run.sampler in (CONTEST, "race") for best in final)
 
 
-def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options: TuneOptions) -> bool:
+def _has_effort(run: StoredRun, options: TuneOptions) -> bool:
     """Return True if a run was as long as options ask for, or ended because nothing was left to gain."""
+    settings, summary = run.settings, run.summary
     if summary.get("interrupted") or (settings.get("captured") or None) != options.captured:
         return False
     stopped = summary.get("stopped") or {}
