@@ -918,7 +918,7 @@ class Compiling:
         compiled_in = spec.compiled_names if device.source != "replayed" else ()
         self.others = [
             (sizes, at(sizes))
-            for sizes in (spec.ragged_sizes(problem.sizes), *verify_sizes)
+            for sizes in ((spec.ragged_sizes(problem.sizes), *verify_sizes) if compiled_in else ())
             if any(sizes[name] != problem.sizes[name] for name in compiled_in)
             and not check_config(spec, config, problem.at(sizes), device)
         ]
