@@ -41,7 +41,6 @@ class Racer(GivenGpu):
     fails_after_s: float = 0.0
 
     refused_seed = None
-    sanitizer = property(lambda self: self)
 
     def __post_init__(self) -> None:
         self.rounds = self.races = self.repeats = self.seed = 0
@@ -68,6 +67,8 @@ class Racer(GivenGpu):
         digest = self.digests.get(candidate.config["TILE"])
         found = {OUTPUT_DIGEST: digest} if digest else {}
         return Reading(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
+
+    sanitizer = property(lambda self: self)
 
     def check_all(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [list(self.findings) if candidate.config == A else [] for candidate in candidates]
