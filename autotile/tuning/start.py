@@ -76,10 +76,8 @@ def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | Non
 
 def measures_energy(spec: KernelSpec, objective: Objective | None) -> bool:
     """Return True if the objective or a metric needs the energy of a run."""
-    expressions = [*spec.metrics.values()]
-    if objective is not None:
-        expressions.append(objective.expression)
-    return any("energy_mj" in expression.names for expression in expressions)
+    own = [objective.expression] if objective is not None else []
+    return any("energy_mj" in expression.names for expression in (*spec.metrics.values(), *own))
 
 
 class Scorer:
@@ -111,16 +109,14 @@ class Scorer:
             names = self._environment(trial, trial.time_us)
             telemetry |= {f"{METRIC}{name}": names[name] for name in self._metrics if name in names}
             if self._objective is not None:
-                telemetry[OBJECTIVE] = value = self._value(trial.config, names)
-                telemetry[COST] = 1 / value if self._objective.maximize else value
+                telemetry[OBJECTIVE], telemetry[COST] = self._scores(self._objective, trial.config, names)
         return replace(trial, telemetry=telemetry) if telemetry != trial.telemetry else trial
 
     def cost(self, trial: Trial, time_us: float) -> float:
         """Return the cost of a measured trial if it took another time."""
         if self._objective is None:
             return time_us
-        value = self._value(trial.config, self._environment(trial, time_us))
-        return 1 / value if self._objective.maximize else value
+        return self._scores(self._objective, trial.config, self._environment(trial, time_us))[1]
 
     def time_limit_us(self, trial: Trial, best: Trial | None) -> float | None:
         """Return the time at which a compiled candidate would cost as much as the best; None if that is not known."""
@@ -139,9 +135,10 @@ class Scorer:
             return None
         return math.sqrt(low * high)
 
-    def _value(self, config: Config, names: Mapping[str, Any]) -> float:
-        assert self._objective is not None
-        expression = self._objective.expression
+    @staticmethod
+    def _scores(objective: Objective, config: Config, names: Mapping[str, Any]) -> tuple[float, float]:
+        """Return the value of the objective, and the cost."""
+        expression = objective.expression
         missing = sorted(expression.names - names.keys())
         if missing:
             raise InputError(f"the objective {expression.text!r} needs {missing[0]}, which has no value here")
@@ -151,7 +148,7 @@ class Scorer:
                 f"the objective {expression.text!r} is {value if value is not None else 'no finite real number'} with "
                 f"{config_text(config)}; expected a positive number"
             )
-        return value
+        return value, 1 / value if objective.maximize else value
 
     def _environment(self, trial: Trial, time_us: float) -> dict[str, Any]:
         """Return the value of every name that is known of a trial."""

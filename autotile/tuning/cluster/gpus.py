@@ -72,7 +72,7 @@ class RemoteGpu(Backend):
     def wait(self) -> None:
         """Wait until the worker has set up the problem."""
         self._running = self._cluster.send(self.uuid, "open", self._work)
-        self._reply(self._running)
+        self._readings(self._running, may_be_none=True)
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Send a candidate with its cubin; it waits in the process of the GPU while an earlier one runs."""
@@ -95,7 +95,7 @@ class RemoteGpu(Backend):
     def run(self, job: Job) -> list[Reading]:
         """Run a job in the process of the GPU."""
         self._running = self._cluster.send(self.uuid, "run", self._work, job)
-        return self._reply(self._running).readings if isinstance(job, Race) else self._readings(self._running)
+        return self._readings(self._running, may_be_none=isinstance(job, Race))
 
     def close(self) -> None:
         """Release the GPU to other sessions, and end what another thread waits for."""
@@ -107,17 +107,15 @@ class RemoteGpu(Backend):
             self._running.withdraw()
         self._cluster.send(self.uuid, "close", self._work).forget()
 
-    def _readings(self, sent: SentRequest) -> list[Reading]:
-        if not (readings := self._reply(sent).readings):
-            raise WorkerError(f"the reply of {self.uuid} holds no result")
-        return readings
-
-    def _reply(self, sent: SentRequest) -> GpuReply:
+    def _readings(self, sent: SentRequest, *, may_be_none: bool = False) -> list[Reading]:
         try:
-            return self._cluster.result(sent, meanwhile=self._meanwhile)
+            readings = self._cluster.result(sent, meanwhile=self._meanwhile).readings
         except AbsentGpuError:
             self.was_absent = True
             raise
+        if not (readings or may_be_none):
+            raise WorkerError(f"the reply of {self.uuid} holds no result")
+        return readings
 
 
 class ClusterGpus(GpuGroup):
