@@ -170,7 +170,6 @@ def space_hash(spec: KernelSpec) -> str:
         }
 
     passed = tuple(argument.name for argument in spec.arguments if argument.is_passed)
-    launches: JsonObject
     if spec.has_one_launch and spec.steps[0].arguments == passed:  # it has a form of its own
         launches = launch(spec.steps[0])
     else:
