@@ -209,8 +209,8 @@ class GpuGroup(Backend):
         """Return a second GPU that works."""
         with self._changed:
             racing = self._racing_member()
-            working = [m for m in self._members if m.state == "working" and m is not racing and not m.tasks]
-            return working[0].backend if working else None
+            idle = (m.backend for m in self._members if m.state == "working" and m is not racing and not m.tasks)
+            return next(idle, None)
 
     def close(self) -> None:
         """Release all GPUs."""
@@ -241,10 +241,9 @@ class GpuGroup(Backend):
                 self._changed.notify_all()
             while self._take_tasks(member):
                 self._advance(member)
-        except AutotileError as error:
-            self._lose(member, error)
         except BaseException as error:  # a thread must not end without a word
-            self._lose(member, WorkerError(f"{type(error).__name__}: {error}"))
+            other = WorkerError(f"{type(error).__name__}: {error}")
+            self._lose(member, error if isinstance(error, AutotileError) else other)
         if member.state == "lost" and not self._closing:
             member.backend.close()  # it was given up without a sign, and came back: it may join again
 
