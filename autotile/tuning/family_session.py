@@ -229,12 +229,12 @@ def _spread(
         progress = replace(progress, seconds=elapsed_s(), **done)
         save_family_state(database, key, family, device, progress)
 
-    def share_s(share: float, left: int) -> float | None:
-        """Return one point's part of the remaining budget, in seconds; None without a budget."""
+    def share_s(share: float, left: int, without_s: float = 0.0) -> float | None:
+        """Return one point's part of the remaining budget without some of it, in seconds; None without a budget."""
         if options.budget_s is None:
             return None
         rounds = math.ceil(left / schedule.lane.count)
-        return max((share * options.budget_s - elapsed_s()) / rounds, _MIN_SEARCH_S)
+        return max((share * options.budget_s - elapsed_s()) / rounds - without_s, _MIN_SEARCH_S)
 
     def at_points(
         phase: Literal["tuned", "measured"], numbers: Sequence[int], options_at: Callable[[int], TuneOptions]
@@ -260,10 +260,6 @@ def _spread(
             save(**{phase: next((number for number in numbers if number not in done), numbers[-1] + 1)})
         return len(done) == len(numbers)
 
-    def tuning_options(number: int) -> TuneOptions:
-        point_s = share_s(_TUNING_SHARE, count - number)
-        return replace(options, budget_s=None if point_s is None else max(point_s - overhead_s, _MIN_SEARCH_S))
-
     def measure(candidates: Sequence[Config]) -> bool:
         """Measure all candidates at every point; return False if the user interrupted."""
         lacking = []  # points at which a valid candidate was not tried
@@ -278,7 +274,12 @@ def _spread(
     save()
     rule: FamilyRule | None = None
     matrix: FamilyMatrix | None = None
-    if at_points("tuned", range(progress.tuned, count), tuning_options):
+    is_tuned = at_points(
+        "tuned",
+        range(progress.tuned, count),
+        lambda number: replace(options, budget_s=share_s(_TUNING_SHARE, count - number, overhead_s)),
+    )
+    if is_tuned:
         proposed = [_best_of(database, one) for one in keys]
         candidates = distinct_configs([*itertools.chain(*proposed), spec.default])
         if measure(candidates):

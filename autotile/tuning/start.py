@@ -14,6 +14,7 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -320,6 +321,7 @@ class SearchPlan:
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
         seeded = [config for config in (self.default, self._served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
+        times = partial(estimate_times, self._spec, self._problem, self._device)
         self.search = Search(
             self.space,
             self._sampler,
@@ -330,14 +332,10 @@ class SearchPlan:
             ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
-            estimate=self._estimated_us if by_time else None,
+            # in microseconds; None if the file does not say enough
+            estimate=(lambda space: getattr(times(space), "time_us", None)) if by_time else None,
         )
         return self.search
-
-    def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
-        """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""
-        found = estimate_times(self._spec, self._problem, self._device, space)
-        return found.time_us if found is not None else None
 
 
 _WORD = re.compile(r"\w+")
