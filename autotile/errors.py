@@ -205,6 +205,8 @@ class CompileError(AutotileError):
 class WorkerError(AutotileError):
     """Failed child process; ``stage`` is the last stage that it reported."""
 
+    killed = False
+
     def __init__(self, message: str, stage: str = "") -> None:
         self.stage = stage
         super().__init__(message)

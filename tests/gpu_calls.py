@@ -39,6 +39,7 @@ class GivenGpu:
 
     source: Literal["cuda", "replayed"] = "cuda"
     gpu_count, has_result = 1, False
+    recorded = sanitizer = None
     time: Any
     check: Any
     race: Any

@@ -32,6 +32,9 @@ from autotile.errors import DataError, type_text
 
 Schema = TypeVar("Schema")
 
+JsonObject = dict[str, Any]
+"""An object of JSON, its values by their names."""
+
 Name = Annotated[str, Meta(max_length=1000)]
 """Name of a kernel, a device, a parameter and the like."""
 Text = Annotated[str, Meta(max_length=2**20)]

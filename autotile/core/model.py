@@ -72,6 +72,11 @@ def config_key(config: Config) -> str:
     return canonical_json(dict(config))
 
 
+def distinct_configs(configs: Iterable[Config]) -> list[Config]:
+    """Return each of some configurations once, in their order."""
+    return list({config_key(config): config for config in configs}.values())
+
+
 def config_text(config: Config) -> str:
     """Return a configuration as shown to users: ``BM=128 BN=128``."""
     return " ".join(f"{name}={value}" for name, value in config.items())
@@ -257,6 +262,11 @@ class Trial:
     (``event_floor_us``); the maximum error in verification (``max_error``); if requested, the energy of a run
     (``energy_mj``) and whether NVML's energy ``counter`` or its ``power`` readings gave it (``energy_source``); and
     `OUTPUT_DIGEST`."""
+
+    @property
+    def config_key(self) -> str:
+        """Canonical text of the configuration, for look-ups."""
+        return config_key(self.config)
 
     @property
     def clock_limits(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, func, inspect, 
 
 from autotile.core.device import device_profile
 from autotile.core.documents import attributes, canonical_json, to_document
-from autotile.core.model import Measurement, Trial, config_key
+from autotile.core.model import Measurement, Trial
 from autotile.core.statistics import Interval, ratio_of_times, widen_by_session_spread
 from autotile.core.text import Facts, Part, Result, plural
 from autotile.database.database import (
@@ -286,15 +286,14 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
     key = winners[0].key
     study_id = target.find_study(key)
     confirmed = [best for best in winners if best.confirmed] or winners
-    candidates = {config_key(best.trial.config): best.trial for best in confirmed if best.trial.measurement}
+    candidates = {best.trial.config_key: best.trial for best in confirmed if best.trial.measurement}
     served = _served(target, study_id, confirmed) if study_id is not None else None
     if study_id is None or len(candidates) < 2 or served is None or served.measurement is None:
         return None
-    by_time = sorted(candidates.values(), key=lambda trial: trial.time_us or 0.0)
-    fastest, second = by_time[:2]
+    fastest, second = sorted(candidates.values(), key=lambda trial: trial.time_us or 0.0)[:2]
     assert fastest.measurement is not None
     assert second.measurement is not None
-    if config_key(fastest.config) == config_key(served.config):
+    if fastest.config_key == served.config_key:
         ratio = ratio_of_sessions(served.measurement, second.measurement)
         return MergedStudy(key, served, second, ratio, "kept" if ratio.low > 1.0 else "unresolved")
     ratio = ratio_of_sessions(fastest.measurement, served.measurement)
@@ -320,7 +319,7 @@ def _served(target: Database, study_id: int, winners: Sequence[StoredBest]) -> T
             _record_decision(target, study_id, refusals[-1].trial, is_winner=False)
         elif (
             newest.confirmed
-            and config_key(newest.trial.config) != config_key(best.trial.config)
+            and newest.trial.config_key != best.trial.config_key
             and not _refusals(target, study_id, newest.trial, after=newest.winner.tuned_at)
         ):
             _record_decision(target, study_id, newest.trial, is_winner=True, created_at=newest.winner.tuned_at)
@@ -337,7 +336,7 @@ def _refusals(target: Database, study_id: int, trial: Trial, after: datetime | N
         stored
         for stored in target.stored_trials(study_id, phase="final")
         if not stored.trial.outcome.has_time
-        and config_key(stored.trial.config) == config_key(trial.config)
+        and stored.trial.config_key == trial.config_key
         and stored_moment(stored.created_at) > since
     ]
 

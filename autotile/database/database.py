@@ -37,7 +37,7 @@ from sqlalchemy import (
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, Moment, Name, NonNegative, TimeUs, Whole, convert, json_text, storable
 from autotile.core.forks import fork_guard
-from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Trial, config_key
+from autotile.core.model import Config, LaunchGeometry, Occupancy, Outcome, Sizes, Trial
 from autotile.database.engine import (
     BEST,
     LOCK_TIMEOUT_S,
@@ -215,7 +215,7 @@ class StoredTrial:
         return self.phase == "final" and self.trial.outcome is not Outcome.OK
 
 
-def trial_row(trial: Trial) -> dict[str, Any]:
+def trial_row(trial: Trial) -> Row:
     """Return the columns of the table ``trials`` that the trial itself determines."""
     columns = {name: getattr(getattr(trial, part), name, None) for part, names in _COLUMNS_OF.items() for name in names}
     if trial.occupancy is not None:
@@ -223,7 +223,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
     # JSON has no infinity and no NaN
     telemetry = {n: v for n, v in trial.telemetry.items() if not isinstance(v, float) or math.isfinite(v)}
     return {
-        "config_key": config_key(trial.config),
+        "config_key": trial.config_key,
         "config": dict(trial.config),
         "outcome": str(trial.outcome),
         "stage": trial.stage,
@@ -249,7 +249,7 @@ def stored_trial(row: Row) -> StoredTrial:
             convert(found.trial.telemetry.get(name, 0.0), NonNegative)
         except DataError as error:
             raise DataError(error.fault, field=f"telemetry.{name}") from None
-    if row["config_key"] != config_key(found.trial.config):
+    if row["config_key"] != found.trial.config_key:
         raise DataError("it is not that of the configuration", field="config_key")
     return found
 
@@ -298,7 +298,7 @@ def standing_trials(stored: Iterable[StoredTrial]) -> list[StoredTrial]:
     """
     found: dict[str, StoredTrial] = {}
     for one in stored:
-        key = config_key(one.trial.config)
+        key = one.trial.config_key
         before = found.get(key)
         is_kept = before is not None and before.phase == "final" and one.phase == "search"
         if not (is_kept and before is not None and before.trial.outcome is one.trial.outcome is Outcome.OK):
@@ -388,7 +388,7 @@ def study_with(connection: Connection, digest: str) -> int | None:
 
 def insert_run(connection: Connection, values: Row) -> int:
     """Start a run and return its id."""
-    documents: dict[str, Any] = {"settings": {}, "gates": {}, "summary": {}}
+    documents: Row = {"settings": {}, "gates": {}, "summary": {}}
     row = {"started_at": now_text(), "autotile_version": __version__, "driver": "", "host": "", **documents, **values}
     return int(connection.execute(RUNS.insert().returning(RUNS.c.id), row).scalar_one())
 
@@ -463,14 +463,14 @@ def _next_best(connection: Connection, study: StoredStudy, bad: list[BadRowError
     runs_query = select(RUNS).where(RUNS.c.study_id == study.study_id)
     trials = parsed_rows(connection, trials_query, stored_trial, bad)
     runs = {run.run_id: run for run in parsed_rows(connection, runs_query, stored_run, bad)}
-    refused = {config_key(one.trial.config): one.trial_id for one in trials if one.is_refusal}
+    refused = {one.trial.config_key: one.trial_id for one in trials if one.is_refusal}
     usable = [
         one
         for one in trials
         if one.trial.outcome is Outcome.OK
         and one.trial.measurement is not None
         and one.run_id in runs
-        and refused.get(config_key(one.trial.config), 0) < one.trial_id
+        and refused.get(one.trial.config_key, 0) < one.trial_id
     ]
     finals = [one for one in usable if one.phase == "final" and one.rank == 1 and runs[one.run_id].ended_at is not None]
     verified = [one for one in usable if runs[one.run_id].sampler != UNVERIFIED_SAMPLER]
@@ -565,7 +565,7 @@ class Database(AbstractContextManager["Database"]):
             check_readable(parsed)
         engine = open_engine(parsed, server_timeout_s, readonly=True)
         try:
-            with fork_guard.use(), translated_errors(parsed), engine.connect() as connection:
+            with translated_errors(parsed), engine.connect() as connection:
                 current = is_current(connection, parsed)
         except BaseException as error:
             engine.dispose()
@@ -590,7 +590,7 @@ class Database(AbstractContextManager["Database"]):
     ) -> Self:
         engine = open_engine(location, server_timeout_s)
         try:
-            with fork_guard.use(), translated_errors(location):
+            with translated_errors(location):
                 is_session = server_timeout_s >= LOCK_TIMEOUT_S  # a program that is served does not wait for an upgrade
                 ensure_schema(engine, location, UPGRADE_TIMEOUT_S if is_session else server_timeout_s)
                 if isinstance(location, Path):
@@ -627,7 +627,7 @@ class Database(AbstractContextManager["Database"]):
         """Check the file on the disk: close all connections, which writes the log into it, and read it anew."""
         self.close()
         if self.path is not None:
-            with fork_guard.use(), translated_errors(self.path):
+            with translated_errors(self.path):
                 check_integrity(self._engine, self.path)
 
     def study(self, key: TuningKey, device: DeviceProperties | None) -> int:
@@ -643,8 +643,7 @@ class Database(AbstractContextManager["Database"]):
     def studies(self, kernel: str | None = None) -> list[StudySummary]:
         """Return the studies of one kernel, or of all, ordered by kernel and then oldest first."""
         counts: list[Label[Any]] = [literal_column(sql).label(name) for name, sql in _STUDY_COUNTS.items()]
-        listed = select(STUDIES, *counts).order_by(STUDIES.c.kernel, STUDIES.c.id)
-        query = matching(listed, STUDIES, kernel=kernel)
+        query = matching(select(STUDIES, *counts).order_by(STUDIES.c.kernel, STUDIES.c.id), STUDIES, kernel=kernel)
         fastest = matching(select(BEST.c.study_id, BEST.c.config, BEST.c.time_us), BEST, kernel=kernel)
         winners: dict[int, tuple[Config, float]] = {}
         with self.reading() as connection:
@@ -726,14 +725,14 @@ class Database(AbstractContextManager["Database"]):
 
     def tried(self, study_id: int) -> dict[str, Trial]:
         """Return the newest trial of each configuration, by `config_key`, from which a killed run is resumed."""
-        return {config_key(trial.config): trial for trial in self.trials(study_id)}
+        return {trial.config_key: trial for trial in self.trials(study_id)}
 
     def best(
         self,
         kernel: str | None = None,
         *,
         study_id: int | None = None,
-        sizes: Mapping[str, int] | None = None,
+        sizes: Sizes | None = None,
         **columns: str | None,
     ) -> list[StoredBest]:
         """Return the best result of each study with the given columns, newest first; None selects all.
@@ -804,7 +803,7 @@ class Database(AbstractContextManager["Database"]):
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Begin a transaction that reads."""
-        with fork_guard.use(), translated_errors(self._location), self._engine.connect() as connection:
+        with translated_errors(self._location), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -812,7 +811,7 @@ class Database(AbstractContextManager["Database"]):
         """Begin a transaction that writes, over a connection of `connect` or another one."""
         if self._readonly:
             raise DatabaseError(f"{self.location} is open for reading only; open it with Database.open to write")
-        with fork_guard.use(), translated_errors(self._location):
+        with translated_errors(self._location):
             if connection is None:
                 with self._writer.begin() as begun:
                     yield begun
@@ -826,7 +825,7 @@ class Database(AbstractContextManager["Database"]):
         It is closed before each fork of the process: use it inside of `autotile.core.forks.fork_guard` only, and open
         another one when the guard's generation has changed.
         """
-        with fork_guard.use(), translated_errors(self._location):
+        with translated_errors(self._location):
             return self._writer.connect()
 
 

@@ -617,9 +617,10 @@ def _server_limits(url: URL, timeout_s: float, *, readonly: bool) -> tuple[int, 
 
 @contextmanager
 def translated_errors(location: Location) -> Iterator[None]:
-    """Turn errors of the driver and of SQLAlchemy into a `DatabaseError` that names a remedy."""
+    """Use a database, for which a fork waits; turn errors into a `DatabaseError` that names a remedy."""
     try:
-        yield
+        with fork_guard.use():
+            yield
     except (DBAPIError, sqlite3.Error) as error:
         original = error.orig if isinstance(error, DBAPIError) else error
         state = getattr(original, "sqlstate", "")

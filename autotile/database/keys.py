@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Bytes, Count, Name, Text, attributes, json_hash
+from autotile.core.documents import Bytes, Count, JsonObject, Name, Text, attributes, json_hash
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import sizes_text, source_text
 from autotile.cuda.toolchain import installed_nvcc
@@ -73,13 +73,13 @@ class TuningKey(msgspec.Struct, frozen=True):
         """Name of the device, with ``(replayed)`` if the times were replayed from a recording."""
         return source_text(self.gpu_name, self.source)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return every field as a JSON object."""
         values = {name: getattr(self, name) for name in _KEY_FIELDS}  # `asdict` copies each, which takes longer
         return values | {"options": list(self.options), "sizes": dict(self.sizes)}
 
 
-def device_fields(device: DeviceProperties) -> dict[str, Any]:
+def device_fields(device: DeviceProperties) -> JsonObject:
     """Return the fields of a key that a device gives."""
     return {
         "gpu_name": device.name,
@@ -137,9 +137,8 @@ def library_key(
     A library is stored as a kernel of one configuration, which has no parameters. The conditions of the problem limit
     the kernels only, and are not part of the key. Times of another version of the library are of another study.
     """
-    sizes = operation.without_conditions(problem)
     return TuningKey.for_device(
-        Problem(f"{operation.name}:{library}", sizes, problem.dtype),
+        Problem(f"{operation.name}:{library}", operation.without_conditions(problem), problem.dtype),
         device,
         template_hash=operation.digest,
         space_hash=json_hash({"library": library, "version": version}),
@@ -160,7 +159,7 @@ def space_hash(spec: KernelSpec) -> str:
     docs/internals.md lists them. Spaces and redundant parentheses in expressions do not change it.
     """
 
-    def launch(step: Step) -> dict[str, Any]:
+    def launch(step: Step) -> JsonObject:
         smem_bytes = step.launch.dynamic_smem_bytes
         return {
             "entry": step.entry,
@@ -171,7 +170,6 @@ def space_hash(spec: KernelSpec) -> str:
         }
 
     passed = tuple(argument.name for argument in spec.arguments if argument.is_passed)
-    launches: dict[str, Any]
     if spec.has_one_launch and spec.steps[0].arguments == passed:  # it has a form of its own
         launches = launch(spec.steps[0])
     else:
@@ -212,7 +210,7 @@ def study_columns(key: TuningKey) -> tuple[str, str, str]:
     return key.kernel, f"{sizes_text(key.sizes)} {key.dtype}{L2_TEXTS[key.l2_mode]}", key.device_label
 
 
-def study_document(key: TuningKey) -> dict[str, Any]:
+def study_document(key: TuningKey) -> JsonObject:
     """Return the key of a study as JSON values, with the device as an object."""
     return {
         **key.problem.document(),
@@ -222,6 +220,6 @@ def study_document(key: TuningKey) -> dict[str, Any]:
     }
 
 
-def versioned_document(key: TuningKey) -> dict[str, Any]:
+def versioned_document(key: TuningKey) -> JsonObject:
     """Return the key of a study as JSON values, with the versions of compiler and template."""
     return {**study_document(key), "device": key.gpu_name, **attributes(key, "nvrtc_version", "template_hash")}

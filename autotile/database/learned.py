@@ -16,8 +16,8 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import Count, Moment, Name, NonNegative, convert, json_hash
-from autotile.core.model import Config, Outcome, Problem, config_key
+from autotile.core.documents import Count, JsonObject, Moment, Name, NonNegative, convert, json_hash
+from autotile.core.model import Config, Outcome, Sizes, config_key
 from autotile.database.database import Database, StoredBest, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, version_of
@@ -92,9 +92,8 @@ def check_family(row: Row) -> FamilyState | None:
     return found.progress
 
 
-def _family_row(key: TuningKey, family: Family, device: DeviceProperties) -> dict[str, Any]:
-    digest = json_hash([key.to_json(), family.to_json()])
-    of = {"digest": digest, "kernel": key.kernel, "dtype": key.dtype}
+def _family_row(key: TuningKey, family: Family, device: DeviceProperties) -> Row:
+    of = {"digest": json_hash([key.to_json(), family.to_json()]), "kernel": key.kernel, "dtype": key.dtype}
     return {**of, "key": key.to_json(), "family": family.to_json(), "device": device.to_json()}
 
 
@@ -129,7 +128,7 @@ class StoredModel:
     dtype: Name
     gpu_name: Name
     device: DeviceProperties
-    model: dict[str, Any]
+    model: JsonObject
     learned_at: Moment
 
 
@@ -139,14 +138,11 @@ def stored_model(row: Row) -> StoredModel:
     return convert(row, StoredModel)
 
 
-def save_model(
-    database: Database, operation: str, dtype: str, device: DeviceProperties, document: dict[str, Any]
-) -> None:
+def save_model(database: Database, operation: str, dtype: str, device: DeviceProperties, document: JsonObject) -> None:
     """Store the model of an operation for a GPU, in place of an older one."""
     of = {"operation": operation, "dtype": dtype, "gpu_name": device.name}
     with database.writing() as connection:
-        row = {**of, "device": device.to_json(), "model": document, "learned_at": now_text()}
-        _replace(connection, MODELS, row)
+        _replace(connection, MODELS, {**of, "device": device.to_json(), "model": document, "learned_at": now_text()})
 
 
 def read_models(database: Database, operation: str | None = None, dtype: str | None = None) -> list[StoredModel]:
@@ -196,64 +192,53 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
     for study in studies:
         trials = (stored.trial for stored in database.standing_trials(study.study_id))
         ok = (trial for trial in trials if trial.outcome is Outcome.OK)
-        known = {config_key(trial.config): trial.time_us for trial in ok if trial.time_us is not None}
+        known = {trial.config_key: trial.time_us for trial in ok if trial.time_us is not None}
         times_us[study.study_id] = known
 
     def cost(miss: StoredMiss) -> tuple[float, float, bool] | None:
         same_dtype = [study for study in studies if study.key.dtype == miss.problem.dtype]
         same_gpu = [study for study in same_dtype if study.key.gpu_name == miss.gpu_name]
         sizes = dict(miss.problem.sizes)
+
+        def nearest_to(sizes: Sizes, among: Sequence[StoredBest]) -> StoredBest | None:
+            return min(among, key=lambda study: size_distance(study.key.sizes, sizes), default=None)
+
+        def loss_at(study: StoredBest) -> float | None:
+            """Return the relative loss of the tier at a tuned problem, as if that problem were not tuned."""
+            served: Config | None = default
+            if miss.tier != "default":
+                elsewhere = [one for one in same_dtype if one.key.gpu_name != miss.gpu_name]
+                others = elsewhere if miss.tier == "transferred" else same_gpu
+                other = nearest_to(study.key.sizes, [one for one in others if one.key.sizes != study.key.sizes])
+                served = other.trial.config if other is not None else None
+            known = times_us[study.study_id]
+            served_us = known.get(config_key(served)) if served is not None else None
+            best_us = known.get(study.trial.config_key)
+            return max(0.0, served_us / best_us - 1.0) if served_us is not None and best_us is not None else None
+
         own = next((study for study in same_gpu if dict(study.key.sizes) == sizes), None)
-        nearest = own or nearest_to(miss.problem, same_gpu)
+        nearest = own or nearest_to(sizes, same_gpu)
         if nearest is None:
             return None
         if own is not None:
-            loss = loss_at(own, miss.tier, same_dtype)
+            loss = loss_at(own)
         elif miss.tier == "family":
             of_gpu = (stored.rule for stored in rules if stored.key.gpu_name == miss.gpu_name)
             loss = next((rule.mean_held_out for rule in of_gpu if sizes in rule.family), None)
         else:
-            losses = [each for study in same_gpu if (each := loss_at(study, miss.tier, same_dtype)) is not None]
+            losses = [each for study in same_gpu if (each := loss_at(study)) is not None]
             loss = sum(losses) / len(losses) if losses else None
-        best_us = time_us_of(nearest, nearest.trial.config)
+        best_us = times_us[nearest.study_id].get(nearest.trial.config_key)
         if loss is None or best_us is None:
             return None
-        best_us *= 1.0 if own else work_ratio(miss.problem, nearest.key.problem)
+        if own is None:  # the ratio of the work, in the default configuration if it depends on parameters
+            pair = miss.problem, nearest.key.problem
+            ratios = []
+            for expression in filter(None, (work.flops, work.bytes)):
+                asked, tuned = (float(expression.evaluate({**default, **one.names})) for one in pair)
+                ratios += [asked / tuned] if tuned > 0 else []
+            asked, tuned = (float(math.prod(max(size, 1) for size in one.sizes.values())) for one in pair)
+            best_us *= max(ratios, default=asked / tuned)  # of the products of the sizes if the file states neither
         return best_us * (1.0 + loss), best_us * loss, own is not None
-
-    def time_us_of(study: StoredBest, config: Config) -> float | None:
-        return times_us[study.study_id].get(config_key(config))
-
-    def loss_at(study: StoredBest, tier: str, same_dtype: Sequence[StoredBest]) -> float | None:
-        """Return the relative loss of a fallback at a tuned problem, as if that problem were not tuned."""
-        served: Config | None = default
-        if tier != "default":
-            wants_same_gpu = tier != "transferred"
-            others = [
-                other
-                for other in same_dtype
-                if dict(other.key.sizes) != dict(study.key.sizes)
-                and (other.key.gpu_name == study.key.gpu_name) == wants_same_gpu
-            ]
-            served = other.trial.config if (other := nearest_to(study.key.problem, others)) is not None else None
-        served_us = time_us_of(study, served) if served is not None else None
-        best_us = time_us_of(study, study.trial.config)
-        return max(0.0, served_us / best_us - 1.0) if served_us is not None and best_us is not None else None
-
-    def nearest_to(problem: Problem, among: Sequence[StoredBest]) -> StoredBest | None:
-        return min(among, key=lambda study: size_distance(study.key.sizes, problem.sizes), default=None)
-
-    def work_ratio(asked: Problem, tuned: Problem) -> float:
-        """Return the ratio of the work of two problems, in the default configuration if it depends on parameters.
-
-        It is the larger of the ratios of operations and of bytes, or the ratio of the products of the sizes if the
-        search-space file states neither.
-        """
-        ratios = []
-        for expression in filter(None, (work.flops, work.bytes)):
-            of_asked, of_tuned = (float(expression.evaluate({**default, **one.names})) for one in (asked, tuned))
-            ratios += [of_asked / of_tuned] if of_tuned > 0 else []
-        volumes = [float(math.prod(max(size, 1) for size in problem.sizes.values())) for problem in (asked, tuned)]
-        return max(ratios) if ratios else volumes[0] / volumes[1]
 
     return cost

@@ -305,7 +305,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         own = {"study": self.study_id, "owner": self._owner, "keys": encode_json(keys)}
         mine = {**own, "now": now, "until": now + LEASE_S}
         if _is_server(connection):
-            where = {**mine, "run": self.run_id, "first": self._looked_at(connection)}
+            where = {**mine, "run": self.run_id, "first": max(self._first_id, self._newest_id - _LATE_IDS)}
             claimed, numbers, newest, found, held_ids = run_text(connection, _CLAIM_AND_LOOK, where)[0]
             granted = dict(zip(claimed, numbers, strict=True))
             self._note(connection, newest, found)
@@ -333,14 +333,11 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _look(self, connection: Connection) -> None:
         """Take note of the trials that other sessions have stored; they are undelivered until the transaction ends."""
-        first = self._looked_at(connection)
+        first = max(self._first_id, self._newest_id - (_LATE_IDS if _is_server(connection) else 0))
         newest = run_text(connection, _NEWEST, {})[0][0]
         if newest > first:
             where = {"first": first, "study": self.study_id, "run": self.run_id}
             self._note(connection, newest, [row[0] for row in run_text(connection, _NEWS, where)])
-
-    def _looked_at(self, connection: Connection) -> int:
-        return max(self._first_id, self._newest_id - (_LATE_IDS if _is_server(connection) else 0))
 
     def _note(self, connection: Connection, newest: int, found: Sequence[int]) -> None:
         """Take note of the newest id, and of the trials of others that were found after the last look."""
@@ -350,7 +347,7 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             query = select(TRIALS).where(TRIALS.c.id.in_(unseen)).order_by(TRIALS.c.id)
             trials = [one.trial for one in parsed_rows(connection, query, stored_trial)]
             self._seen.update(unseen)
-            self._tried.update(config_key(trial.config) for trial in trials)
+            self._tried.update(trial.config_key for trial in trials)
             self._undelivered += trials
 
     def _settle(self, connection: Connection, keys: Sequence[str]) -> set[str]:
@@ -391,11 +388,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         if self._renewal is not None:
             self._renewal.join()
         if self._owner:
-            own = {"study": self.study_id, "owner": self._owner}
 
             def release_all(connection: Connection) -> None:
                 _lock(connection, self.study_id)
-                run_text(connection, _RELEASE_ALL, own)
+                run_text(connection, _RELEASE_ALL, {"study": self.study_id, "owner": self._owner})
 
             with suppress(DatabaseError):
                 self._transact(release_all)

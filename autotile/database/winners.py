@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import (
+    JsonObject,
     Moment,
     Name,
     NonNegative,
@@ -87,16 +88,15 @@ class Winner(msgspec.Struct, frozen=True):
     shipped: bool = False
     """Whether it ships with autotile rather than having been tuned by the user."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return every field as a JSON object."""
         key, device = to_document([self.key, self.device])
         return {"key": key, "device": device, **self.result_to_json(), "shipped": self.shipped}
 
-    def result_to_json(self) -> dict[str, Any]:
+    def result_to_json(self) -> JsonObject:
         """Return the fields of one result, without key and device, as a JSON object."""
-        names = ("config", "resources", "measurement")
         return {
-            **{name: to_document(getattr(self, name)) for name in names},
+            **{name: to_document(getattr(self, name)) for name in ("config", "resources", "measurement")},
             "tuned_at": self.tuned_at.isoformat(timespec="seconds"),
         }
 
@@ -168,7 +168,7 @@ class StoredRule(msgspec.Struct, frozen=True):
     shipped: bool = False
     """Whether it ships with autotile rather than having been learned by the user."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return every field but `shipped` as a JSON object."""
         return {name: to_document(getattr(self, name)) for name in ("key", "device", "rule", "learned_at")}
 
@@ -216,7 +216,7 @@ def _names(columns: Mapping[str, Iterable[str]]) -> str:
     return ", ".join(f"{table}.{name}" for table, names in columns.items() for name in names)
 
 
-def _decoded(row: Row) -> dict[str, Any]:
+def _decoded(row: Row) -> Row:
     """Return a row with the values of its JSON columns; the driver of PostgreSQL has decoded them."""
     return {name: json_cell(v) if name in JSON_COLUMNS and isinstance(v, str | bytes) else v for name, v in row.items()}
 
@@ -283,7 +283,7 @@ MODEL: Query[Any] = Query(
 )
 """JSON of the model of an operation for a GPU."""
 
-DIGESTED: Query[dict[str, Any]] = Query(
+DIGESTED: Query[Row] = Query(
     f"""
     SELECT {_names(WINNER_COLUMNS)}, trials.telemetry
     FROM studies
@@ -334,7 +334,7 @@ ADD_MISSES = """
 """
 
 
-def miss_row(problem: Problem, gpu_name: str, tier: str, calls: int = 1) -> dict[str, Any]:
+def miss_row(problem: Problem, gpu_name: str, tier: str, calls: int = 1) -> Row:
     """Return the parameters of `ADD_MISSES`: calls of a problem that a fallback of a tier has served."""
     return {
         "kernel": problem.kernel,

@@ -810,7 +810,7 @@ class KernelSpec:
         """The functions of all steps, each once."""
         return tuple(dict.fromkeys(step.entry for step in self.steps))
 
-    @property
+    @cached_property
     def compiled_names(self) -> tuple[str, ...]:
         """Sizes and flags that are compiled in: another value of one needs another cubin."""
         used = self.build.names.union(*map(names_in, self.entries))

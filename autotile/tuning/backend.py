@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotile.core.device import device_profile
+from autotile.core.documents import attributes
 from autotile.core.model import ENERGY, Problem
 from autotile.cuda.compiler import check_signatures, compile_job
 from autotile.cuda.driver import device_count, device_uuid, has_driver, live_device
@@ -161,12 +162,9 @@ def workload_of(
         captured_call=options.captured or "",
         sizes=problem.sizes,
         dtype=problem.dtype,
-        l2=options.l2,
         cache=str(settings.cache),
         cache_limit_bytes=settings.cache_limit_bytes,
-        sample_limit_s=options.sample_limit_s,
-        device_index=options.device_index,
-        verify_sizes=options.verify_sizes,
+        **attributes(options, "l2", "sample_limit_s", "device_index", "verify_sizes"),
         energy=ENERGY in options.objectives or measures_energy(kernel.spec, session_objective(kernel.spec, options)),
         reference_source=sent,
         reference_folder=str(expected.path) if expected is not None else "",

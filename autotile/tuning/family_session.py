@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -15,8 +15,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.documents import JsonObject, attributes, to_document
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_key, distinct_configs
 from autotile.core.text import (
     NOTHING,
     RIGHT,
@@ -116,7 +116,7 @@ class FamilyResult(ScheduleResult, Reported):
         chosen = f"{plural(len(rule.configs), 'configuration')} of {self.candidates} measured at every point"
         yield [*facts, ("chosen", chosen), *self._effort("point", is_served=rule.in_force)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         rule = self.rule
         loss = held_out = None
@@ -173,175 +173,166 @@ def tune_family(
             raise InputError(
                 "a family is replayed from the installed recordings, one a problem; leave the file's name out"
             )
-        if (device := schedule.device) is not None:
+        device = schedule.device
+        if device is not None:
             at = dtype, device
             points = select_points(family, plan.points, lambda sizes: is_possible(kernel.spec, sizes, *at))
-            return _Spread(kernel, family, dtype, schedule, plan, device, points).run()
-        # in replay, the points are selected from the problems of the family that were recorded
-        version = kernel.name, dtype, options.l2, version_of(kernel)
-        fields = attrgetter("kernel", "dtype", "l2_mode", "version")
-        headers = [one for _, one in list_recordings(settings.recording_folders) if not isinstance(one, str)]
-        recorded = [(one.device, one.problem) for one in headers if one.device and fields(one.key) == version]
-        members = [(device, problem.sizes) for device, problem in recorded if problem.sizes in family]
-        if not members:
-            known = "; ".join(str(problem) for _, problem in recorded) or "none"
-            raise InputError(
-                f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it is "
-                f"now; recorded are: {known}"
-            )
-        first = members[0][0]
-        points = select_points_from(family, [sizes for device, sizes in members if device == first], plan.points)
-        return _Spread(kernel, family, dtype, schedule, plan, structs.replace(first, source="replayed"), points).run()
+        else:  # in replay, the points are selected from the problems of the family that were recorded
+            version = kernel.name, dtype, options.l2, version_of(kernel)
+            fields = attrgetter("kernel", "dtype", "l2_mode", "version")
+            headers = [one for _, one in list_recordings(settings.recording_folders) if not isinstance(one, str)]
+            recorded = [(one.device, one.problem) for one in headers if one.device and fields(one.key) == version]
+            members = [(on, problem.sizes) for on, problem in recorded if problem.sizes in family]
+            if not members:
+                known = "; ".join(str(problem) for _, problem in recorded) or "none"
+                raise InputError(
+                    f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it "
+                    f"is now; recorded are: {known}"
+                )
+            first = members[0][0]
+            points = select_points_from(family, [sizes for on, sizes in members if on == first], plan.points)
+            device = structs.replace(first, source="replayed")
+        return _spread(kernel, family, dtype, schedule, plan=plan, device=device, points=points)
 
 
-@dataclass
-class _Spread:
-    """The sessions at the points of a family, and the rule that is learned from them."""
+def _spread(
+    kernel: Kernel,
+    family: Family,
+    dtype: str,
+    schedule: Schedule,
+    *,
+    plan: FamilyPlan,
+    device: DeviceProperties,
+    points: Sequence[Sizes],
+) -> FamilyResult:
+    """Hold the sessions at the points of a family, and learn the rule; a run with the same plan goes on."""
+    options, database, spec, count = schedule.options, schedule.database, kernel.spec, len(points)
 
-    kernel: Kernel
-    family: Family
-    dtype: str
-    schedule: Schedule
-    plan: FamilyPlan
-    device: DeviceProperties
-    points: Sequence[Mapping[str, int]]
-    _overhead_s: float = _OVERHEAD_S
+    def key_at(sizes: Sizes) -> TuningKey:
+        return key_of(kernel, Problem(kernel.name, sizes, dtype), device, l2_mode=options.l2)
 
-    def run(self) -> FamilyResult:
-        self.options, database = self.schedule.options, self.schedule.database
-        options, key = self.options, self._key_at({})
-        document = {  # a run with another plan starts anew
-            "points": [dict(sizes) for sizes in self.points],
-            **attributes(options, "trials", "budget_s", "until"),
-            "max_configs": self.plan.max_configs,
-        }
-        stored = family_state(database, key, self.family)
-        self._progress = stored if stored is not None and stored.plan == document else FamilyState(document)
-        self._before_s, resumed = self._progress.seconds, self._progress.tuned
-        self._save()
-        keys = [self._key_at(sizes) for sizes in self.points]
-        rule: FamilyRule | None = None
-        matrix: FamilyMatrix | None = None
-        if self._at_points("tuning", range(self._progress.tuned, len(self.points)), self._tuning_options):
-            proposed = [_best_of(database, key) for key in keys]
-            every = [*itertools.chain(*proposed), self.kernel.spec.default]
-            candidates = list({config_key(config): config for config in every}.values())
-            if self._measure(candidates):
-                matrix = FamilyMatrix(database, keys, proposed, candidates)
-                if not matrix.points:
-                    raise InputError(f"no configuration of {self.kernel.name} ran at any point of {self.family}")
-                rule = self._learn(matrix)
-                save_rule(database, key, self.device, rule)
-        return FamilyResult(
-            kernel=self.kernel.name,
-            dtype=self.dtype,
-            family=str(self.family),
-            device=self.device,
-            rule=rule,
-            candidates=len(matrix.configs) if matrix is not None else 0,
-            default_loss=matrix.mean_loss(self.kernel.spec.default) if matrix is not None else None,
-            seconds=self._elapsed_s,
-            resumed=resumed,
-            interrupted=rule is None,
-            database=database.location,
-            notices=tuple(self.schedule.notices),
-        )
+    document = {  # a run with another plan starts anew
+        "points": [dict(sizes) for sizes in points],
+        **attributes(options, "trials", "budget_s", "until"),
+        "max_configs": plan.max_configs,
+    }
+    key, keys = key_at({}), [key_at(sizes) for sizes in points]
+    stored = family_state(database, key, family)
+    progress = stored if stored is not None and stored.plan == document else FamilyState(document)
+    before_s, resumed, overhead_s = progress.seconds, progress.tuned, _OVERHEAD_S
 
-    def _key_at(self, sizes: Mapping[str, int]) -> TuningKey:
-        """Return the key of a point; without sizes, that of the rule."""
-        return key_of(self.kernel, Problem(self.kernel.name, sizes, self.dtype), self.device, l2_mode=self.options.l2)
+    def elapsed_s() -> float:
+        return before_s + schedule.elapsed_s
 
-    @property
-    def _elapsed_s(self) -> float:
-        return self._before_s + self.schedule.elapsed_s
+    def save(**done: Any) -> None:
+        nonlocal progress
+        progress = replace(progress, seconds=elapsed_s(), **done)
+        save_family_state(database, key, family, device, progress)
 
-    def _tuning_options(self, number: int) -> TuneOptions:
-        share_s = self._share_s(_TUNING_SHARE, len(self.points) - number)
-        search_s = None if share_s is None else max(share_s - self._overhead_s, _MIN_SEARCH_S)
-        return replace(self.options, budget_s=search_s)
+    def share_s(share: float, left: int, without_s: float = 0.0) -> float | None:
+        """Return one point's part of the remaining budget without some of it, in seconds; None without a budget."""
+        if options.budget_s is None:
+            return None
+        rounds = math.ceil(left / schedule.lane.count)
+        return max((share * options.budget_s - elapsed_s()) / rounds - without_s, _MIN_SEARCH_S)
 
-    def _measure(self, candidates: Sequence[Config]) -> bool:
-        """Measure all candidates at every point; return False if the user interrupted."""
-        count, spec, database = len(self.points), self.kernel.spec, self.schedule.database
-        lacking = []  # points at which a valid candidate was not tried
-        for number in range(self._progress.measured, count):
-            problem = spec.at(self.points[number], self.dtype)
-            study_id = database.find_study(self._key_at(problem.sizes))
-            tried = database.tried(study_id) if study_id is not None else {}
-            untried = [config for config in candidates if config_key(config) not in tried]
-            if any(not check_config(spec, config, problem, self.device) for config in untried):
-                lacking.append(number)
-
-        chosen = for_given(self.options, candidates, finals=0, fresh=False)
-        return self._at_points(
-            "measuring", lacking, lambda number: replace(chosen, budget_s=self._share_s(1.0, count - number))
-        )
-
-    def _at_points(
-        self, phase: Literal["tuning", "measuring"], numbers: Sequence[int], options_at: Callable[[int], TuneOptions]
+    def at_points(
+        phase: Literal["tuned", "measured"], numbers: Sequence[int], options_at: Callable[[int], TuneOptions]
     ) -> bool:
         """Hold a session at each point, at several at once on several GPUs; return False if the user interrupted.
 
         The points up to the first that is missing count as done when a later run resumes.
         """
         done: set[int] = set()
+        unit = "tuning point" if phase == "tuned" else "measuring point"
 
         def run(number: int, lane: Lane) -> TuneResult:
-            started_s, place = self.schedule.elapsed_s, Place(f"{phase} point", number + 1, len(self.points))
-            problem = Problem(self.kernel.name, self.points[number], self.dtype)
-            result = self.schedule.tune(self.kernel, problem, options_at(number), lane, place)
+            nonlocal overhead_s
+            started_s, problem = schedule.elapsed_s, Problem(kernel.name, points[number], dtype)
+            result = schedule.tune(kernel, problem, options_at(number), lane, Place(unit, number + 1, count))
             searched_s = sum(result.phases.get(name, 0.0) for name in ("start", "search"))
-            self._overhead_s = self.schedule.elapsed_s - started_s - searched_s
+            overhead_s = schedule.elapsed_s - started_s - searched_s
             return result
 
-        for place, result in self.schedule.run([partial(run, number) for number in numbers]):
+        for place, result in schedule.run([partial(run, number) for number in numbers]):
             if not result.interrupted:
                 done.add(numbers[place])
-            finished = next((number for number in numbers if number not in done), numbers[-1] + 1)
-            done_so_far: dict[str, Any] = {"tuned" if phase == "tuning" else "measured": finished}
-            self._progress = replace(self._progress, **done_so_far)
-            self._save()
+            save(**{phase: next((number for number in numbers if number not in done), numbers[-1] + 1)})
         return len(done) == len(numbers)
 
-    def _share_s(self, share: float, left: int) -> float | None:
-        """Return one point's part of the remaining budget, in seconds; None without a budget."""
-        if self.options.budget_s is None:
-            return None
-        rounds = math.ceil(left / self.schedule.lane.count)
-        return max((share * self.options.budget_s - self._elapsed_s) / rounds, _MIN_SEARCH_S)
+    def measure(candidates: Sequence[Config]) -> bool:
+        """Measure all candidates at every point; return False if the user interrupted."""
+        lacking = []  # points at which a valid candidate was not tried
+        for number in range(progress.measured, count):
+            problem, tried = spec.at(points[number], dtype), _newest(database, keys[number])
+            untried = [config for config in candidates if config_key(config) not in tried]
+            if any(not check_config(spec, config, problem, device) for config in untried):
+                lacking.append(number)
+        chosen = for_given(options, candidates, finals=0, fresh=False)
+        return at_points("measured", lacking, lambda number: replace(chosen, budget_s=share_s(1.0, count - number)))
 
-    def _save(self) -> None:
-        self._progress = replace(self._progress, seconds=self._elapsed_s)
-        save_family_state(self.schedule.database, self._key_at({}), self.family, self.device, self._progress)
+    save()
+    rule: FamilyRule | None = None
+    matrix: FamilyMatrix | None = None
+    is_tuned = at_points(
+        "tuned",
+        range(progress.tuned, count),
+        lambda number: replace(options, budget_s=share_s(_TUNING_SHARE, count - number, overhead_s)),
+    )
+    if is_tuned:
+        proposed = [_best_of(database, one) for one in keys]
+        candidates = distinct_configs([*itertools.chain(*proposed), spec.default])
+        if measure(candidates):
+            matrix = FamilyMatrix(database, keys, proposed, candidates)
+            if not matrix.points:
+                raise InputError(f"no configuration of {kernel.name} ran at any point of {family}")
+            rule = _learn(matrix, family, spec, dtype, device, max_configs=plan.max_configs)
+            save_rule(database, key, device, rule)
+    return FamilyResult(
+        kernel=kernel.name,
+        dtype=dtype,
+        family=str(family),
+        device=device,
+        rule=rule,
+        candidates=len(matrix.configs) if matrix is not None else 0,
+        default_loss=matrix.mean_loss(spec.default) if matrix is not None else None,
+        seconds=elapsed_s(),
+        resumed=resumed,
+        interrupted=rule is None,
+        database=database.location,
+        notices=tuple(schedule.notices),
+    )
 
-    def _learn(self, matrix: FamilyMatrix) -> FamilyRule:
-        spec, max_configs = self.kernel.spec, self.plan.max_configs
-        configs, resident = [one.config for one in matrix.configs], [one.blocks_per_sm for one in matrix.configs]
-        members = sample_members(self.family)
-        measured_at, others_at = ([spec.at(one, self.dtype) for one in each] for each in (matrix.points, members))
-        measured, others = (Traits.of(spec, self.device, configs, resident, at) for at in (measured_at, others_at))
-        valid = meet_rules(spec, self.device, configs, others_at)
-        data = TrainingData(matrix.times_us, matrix.proposed_by, measured, others, valid)
-        columns, tree, losses, held_out = learn_rule(data, list_features(spec, max_configs), max_configs)
-        chosen = list(columns)
-        points = tuple(
-            RulePoint(
-                sizes=dict(sizes),
-                times_us=tuple(
-                    (time_us, low_us, high_us) if math.isfinite(time_us) else None
-                    for time_us, low_us, high_us in matrix.measurements[row, chosen].tolist()
-                ),
-                best_us=float(np.nanmin(matrix.times_us[row])),
-                loss=float(losses[row]),
-                held_out=float(held_out[row]) if np.isfinite(held_out[row]) else None,
-                without=loss_without(spec, self.device, self.dtype, matrix, row),
-            )
-            for row, sizes in enumerate(matrix.points)
+
+def _learn(
+    matrix: FamilyMatrix, family: Family, spec: KernelSpec, dtype: str, device: DeviceProperties, *, max_configs: int
+) -> FamilyRule:
+    """Learn the rule from the times, and state at each point what it loses, when the point is left out too."""
+    configs, resident = [one.config for one in matrix.configs], [one.blocks_per_sm for one in matrix.configs]
+    measured_at, others_at = ([spec.at(one, dtype) for one in each] for each in (matrix.points, sample_members(family)))
+    measured, others = (Traits.of(spec, device, configs, resident, at) for at in (measured_at, others_at))
+    valid = meet_rules(spec, device, configs, others_at)
+    data = TrainingData(matrix.times_us, matrix.proposed_by, measured, others, valid)
+    columns, tree, losses, held_out = learn_rule(data, list_features(spec, max_configs), max_configs)
+    chosen = list(columns)
+    points = tuple(
+        RulePoint(
+            sizes=dict(sizes),
+            times_us=tuple(
+                (time_us, low_us, high_us) if math.isfinite(time_us) else None
+                for time_us, low_us, high_us in matrix.measurements[row, chosen].tolist()
+            ),
+            best_us=float(np.nanmin(matrix.times_us[row])),
+            loss=float(losses[row]),
+            held_out=float(held_out[row]) if np.isfinite(held_out[row]) else None,
+            without=loss_without(spec, device, dtype, matrix, row),
         )
-        return FamilyRule(self.family, tuple(matrix.configs[column] for column in chosen), tree, points)
+        for row, sizes in enumerate(matrix.points)
+    )
+    return FamilyRule(family, tuple(matrix.configs[column] for column in chosen), tree, points)
 
 
-def is_possible(spec: KernelSpec, sizes: Mapping[str, int], dtype: str, device: DeviceProperties) -> bool:
+def is_possible(spec: KernelSpec, sizes: Sizes, dtype: str, device: DeviceProperties) -> bool:
     """Return True if a problem fits in the device's memory and any configuration is valid for it."""
     try:
         problem: Problem = resolve_problem(spec, sizes, dtype)
@@ -403,8 +394,7 @@ def _best_of(database: Database, key: TuningKey) -> list[Config]:
     winner = [best.trial.config for best in database.best(study_id=study_id)] if study_id is not None else []
     ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
     ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
-    found = {config_key(config): config for config in [*winner, *ordered]}
-    return list(found.values())[:_BEST_OF_EACH]
+    return distinct_configs([*winner, *ordered])[:_BEST_OF_EACH]
 
 
 def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
@@ -412,9 +402,9 @@ def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:
     study_id = database.find_study(key)
     if study_id is None:
         return {}
-    searched = {config_key(trial.config): trial for trial in database.trials(study_id, phase="search")}
+    searched = {trial.config_key: trial for trial in database.trials(study_id, phase="search")}
     finals = database.trials(study_id, phase="final")
-    return {**searched, **{config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}}
+    return {**searched, **{trial.config_key: trial for trial in finals if not trial.outcome.has_time}}
 
 
 def loss_without(spec: KernelSpec, device: DeviceProperties, dtype: str, matrix: FamilyMatrix, point: int) -> float:

@@ -63,6 +63,8 @@ class Finals:
     """Finalists that failed the checks, with the reason."""
     notices: tuple[str, ...] = ()
     """Checks that could not be made, one line each."""
+    confirmation: Confirmation | None = None
+    """The winner on a second GPU, if there is one and it could be raced there."""
 
     @property
     def winner(self) -> Trial | None:
@@ -105,10 +107,10 @@ def choose_finalists(
     count = min(count, _HURRIED_FINALISTS) if rules.hurried else count
     fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_cost)
     seeded = {config_key(config) for config in (rules.default, rules.incumbent, *tries) if config is not None}
-    others = [t for t in trials if t.outcome.has_time and config_key(t.config) in seeded]
+    others = [t for t in trials if t.outcome.has_time and t.config_key in seeded]
     chosen = fastest[: max(count, 1)]
     while True:
-        finalists = {config_key(t.config): t for t in [*chosen, *others]}
+        finalists = {t.config_key: t for t in [*chosen, *others]}
         race_s = 1e-6 * MIN_ROUNDS * sum(interval_of(trial).value + _BESIDE_US for trial in finalists.values())
         if len(chosen) <= 2 or race_s <= _RACE_SHARE * rules.limit_s:
             return sorted(finalists.values(), key=_cost)
@@ -137,7 +139,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
         checks.lost_s += race_s
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)
-        if 1 < len(left) < len(finalists):
+        if len(left) < len(finalists):
             readings = hold_race(backend, racing, left, rules)
     raced, trials, scorer = readings or {}, list(finalists), rules.scorer
     for i, result in raced.items():
@@ -146,19 +148,16 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
         if result.rounds_us:  # else it failed before the first round, and has the times of the search
             timed = with_times(finalists[i], result.rounds_us)
             trials[i] = timed if scorer is None else scorer.scored(timed)
-    keys = [config_key(trial.config) for trial in finalists]
-    default_key = config_key(rules.default)
-    incumbent_key = config_key(rules.incumbent) if rules.incumbent is not None else None
     while left:
         fastest, *others = sorted(left, key=lambda i: _cost(trials[i]))
         alike = [fastest, *(i for i in others if _cost_ratio(i, fastest, trials, raced, scorer).low <= 1.0)]
-        winner = next((i for i in alike if keys[i] == incumbent_key), fastest)
+        winner = next((i for i in alike if finalists[i].config == rules.incumbent), fastest)
         order = [winner, *(i for i in (fastest, *others) if i != winner)]
         tied = [i for i in alike if i != winner]
         failed = checks.first_that_fails(order, tied)
         if failed is None:
             ties = checks.verified_like(winner, tied)
-            default = next((i for i in order if keys[i] == default_key), None)
+            default = next((i for i in order if finalists[i].config == rules.default), None)
             ranked = [trials[i] for i in order]
             for place, i in enumerate(order):  # with the digest of its outputs in all repeats of its verification
                 if (digest := checks.readings[i].telemetry.get(OUTPUT_DIGEST)) is not None:
@@ -235,10 +234,11 @@ class FinalistChecks:
         """Tools of compute-sanitizer that found nothing, for each finalist that they ran."""
 
     def sanitize(self) -> None:
-        """Run all finalists under the sanitizer at once; those with findings are refused."""
-        if self._rules.hurried:
+        """Run all finalists under the sanitizer, if there is one, at once; those with findings are refused."""
+        sanitizer = self._backend.sanitizer
+        if self._rules.hurried or sanitizer is None:
             return
-        found = self._backend.sanitize(self._candidates)
+        found = sanitizer.check_all(self._candidates)
         for index, findings in enumerate(found):
             self.sanitized[index] = tuple(finding.tool for finding in findings if finding.result == "passed")
             faults = [finding for finding in findings if finding.result == "failed"]
@@ -304,8 +304,7 @@ class FinalistChecks:
         while unverified := [i for i in by_weight if i not in self.readings]:
             cleared, faulty = set[tuple[str, Value]](), Counter[tuple[str, Value]]()
             for other, known in self.readings.items():
-                items = self._candidates[other].config.items()
-                (cleared if known.outcome is Outcome.OK else faulty).update(items)
+                (cleared if known.outcome is Outcome.OK else faulty).update(self._candidates[other].config.items())
             suspicion = {  # what each has in common with faulty ones, in values that no correct one has
                 i: sum(faulty[item] for item in self._candidates[i].config.items() if item not in cleared)
                 for i in unverified
@@ -425,9 +424,7 @@ class Confirmation:
     """Time of the default over that of the winner there; None where the default does not run."""
 
 
-def confirm_finals(
-    racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules
-) -> tuple[Finals, Confirmation | None]:
+def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules) -> Finals:
     """Hold finals on one GPU, and confirm the winner on a second one, if the backend has several.
 
     A winner that is wrong on the second GPU is refused if another finalist is right there, and the finals are held
@@ -440,15 +437,16 @@ def confirm_finals(
         winner = finals.winner
         spare = backend.spare() if winner is not None and not rules.hurried else None
         if spare is None or winner is None:
-            return finals, None
-        candidates = {config_key(trial.config): candidate for trial, candidate in left}
+            return finals
+        candidates = {trial.config_key: candidate for trial, candidate in left}
         try:
             fault: Reading | None = None
             for trial in finals.ranked:
-                entries = (Entry(candidates[config_key(trial.config)]),)
+                entries = (Entry(candidates[trial.config_key]),)
                 (reading,) = spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
                 if fault is None and reading.outcome is Outcome.OK:
-                    return finals, _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
+                    confirmation = _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
+                    return replace(finals, confirmation=confirmation)
                 if fault is None:
                     fault = replace(reading, reason=f"on {spare.uuid or 'a second GPU'}: {reading.reason}")
                 elif reading.outcome is Outcome.OK:
@@ -457,10 +455,10 @@ def confirm_finals(
                 raise AutotileError(f"no finalist is right there: {fault.reason if fault is not None else ''}")
         except AutotileError as error:
             notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
-            return replace(finals, notices=(*finals.notices, notice)), None
+            return replace(finals, notices=(*finals.notices, notice))
         refused.append(replace(winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None))
-        key = config_key(winner.config)
-        left = [(trial, candidate) for trial, candidate in left if config_key(trial.config) != key]
+        key = winner.config_key
+        left = [(trial, candidate) for trial, candidate in left if trial.config_key != key]
 
 
 def _confirmation(
@@ -470,10 +468,10 @@ def _confirmation(
     winner, default = finals.winner, finals.default
     assert winner is not None
     racing = [winner]
-    if default is not None and config_key(default.config) != config_key(winner.config):
+    if default is not None and default.config_key != winner.config_key:
         racing.append(default)
     round_us = sum(trial.time_us or 0.0 for trial in racing)
-    entries = [Entry(candidates[config_key(trial.config)]) for trial in racing]
+    entries = [Entry(candidates[trial.config_key]) for trial in racing]
     raced = spare.run(Race.lasting(entries, round_us, seed, limit_s=_CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS))
     if not raced or not winner.time_us:
         return None

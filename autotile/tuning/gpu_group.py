@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotile.core.model import Outcome
 from autotile.errors import AutotileError, WorkerError
-from autotile.space.search_space import SearchSpace
 from autotile.workers.gpu import Backend, GpuUse
 from autotile.workers.jobs import Candidate, Job, Reading
 
 if TYPE_CHECKING:
-    from autotile.workers.sanitizer import Finding
+    from autotile.workers.sanitizer import Sanitizer
 
 _DEPTH = 2
 """Candidates that a GPU holds: one runs, the other waits in the pipe of its worker."""
@@ -96,7 +94,7 @@ class GpuGroup(Backend):
 
     def __init__(self, backends: Sequence[Backend], deadline_s: float) -> None:
         first = backends[0]
-        self.device, self.source, self.notice = first.device, first.source, first.notice
+        self.device, self.notice, self.recorded = first.device, first.notice, first.recorded
         self._deadline_s = deadline_s
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
@@ -130,6 +128,11 @@ class GpuGroup(Backend):
             return self._racing_member().backend.uuid
 
     @property
+    def sanitizer(self) -> Sanitizer | None:  # type: ignore[override]
+        """That of the GPU that holds races."""
+        return self._racing_member().backend.sanitizer
+
+    @property
     def has_result(self) -> bool:  # type: ignore[override]
         """Whether a result waits."""
         return bool(self._finished)
@@ -147,10 +150,6 @@ class GpuGroup(Backend):
         with self._changed:
             self._members.append(member)
         member.thread.start()
-
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the rows that the first GPU can run; None for all."""
-        return self._members[0].backend.available_rows(space)
 
     def await_reference(self) -> None:
         """Wait for the results of a reference in Python for each GPU."""
@@ -182,10 +181,6 @@ class GpuGroup(Backend):
                 self._changed.wait(_CHECK_S)
             return self._finished.popleft()
 
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run candidates under the sanitizer of the GPU that holds races."""
-        return self._racing_member().backend.sanitize(candidates)
-
     def run(self, job: Job) -> list[Reading]:
         """Run a job on one GPU; on another one if its worker fails, or dies and the reference fails there, too."""
         while True:
@@ -214,8 +209,8 @@ class GpuGroup(Backend):
         """Return a second GPU that works."""
         with self._changed:
             racing = self._racing_member()
-            working = [m for m in self._members if m.state == "working" and m is not racing and not m.tasks]
-            return working[0].backend if working else None
+            idle = (m.backend for m in self._members if m.state == "working" and m is not racing and not m.tasks)
+            return next(idle, None)
 
     def close(self) -> None:
         """Release all GPUs."""
@@ -246,10 +241,9 @@ class GpuGroup(Backend):
                 self._changed.notify_all()
             while self._take_tasks(member):
                 self._advance(member)
-        except AutotileError as error:
-            self._lose(member, error)
         except BaseException as error:  # a thread must not end without a word
-            self._lose(member, WorkerError(f"{type(error).__name__}: {error}"))
+            other = WorkerError(f"{type(error).__name__}: {error}")
+            self._lose(member, error if isinstance(error, AutotileError) else other)
         if member.state == "lost" and not self._closing:
             member.backend.close()  # it was given up without a sign, and came back: it may join again
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,6 +35,7 @@ _ABSENT_S = 300.0
 """Time that problems wait for a GPU of a cluster while none of them is tuned."""
 
 
+@dataclass(eq=False)
 class Lane:
     """The GPUs that a session may use, or that the sessions of a command share; none for that of the options.
 
@@ -43,17 +44,10 @@ class Lane:
     known, if they are of one model; GPUs of this machine, and simulated ones, have none.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[GpuName] = (),
-        stop: StopRequest | None = None,
-        cluster: Cluster | None = None,
-        device: DeviceProperties | None = None,
-    ) -> None:
-        self._devices = tuple(devices)
-        self.device = device
-        self.stop = stop
-        self.cluster = cluster
+    _devices: tuple[GpuName, ...] = ()
+    stop: StopRequest | None = None
+    cluster: Cluster | None = None
+    device: DeviceProperties | None = None
 
     @property
     def devices(self) -> tuple[GpuName, ...]:
@@ -124,16 +118,16 @@ def run_jobs(
             outcome = error
         ended.put((number, outcome))
 
-    def lend(lanes: Mapping[int, Lane], free: Sequence[GpuName], limit: int | None = None) -> list[GpuName]:
-        """Add GPUs to running sessions, to those with the fewest first; return those that are left."""
+    def lend(lanes: dict[int, Lane], free: Sequence[GpuName], *, once: bool = False) -> list[GpuName]:
+        """Add GPUs to running sessions, to those with the fewest first, or one to each; return those that are left."""
         left = []
-        added = dict.fromkeys(lanes, 0)
         for gpu in free:
-            able = [one for one in lanes if allows(one, gpu) and (limit is None or added[one] < limit)]
+            able = [(len(own.devices), number) for number, own in lanes.items() if allows(number, gpu)]
             if able:
-                number = min(able, key=lambda one: len(lanes[one].devices))
+                _, number = min(able)
                 lanes[number].add(gpu)
-                added[number] += 1
+                if once:
+                    del lanes[number]
             else:
                 left.append(gpu)
         return left
@@ -144,7 +138,7 @@ def run_jobs(
         free = lane.free({gpu for own in lanes.values() for gpu in own.devices})
         if lane.cluster is not None:
             present = {*lane.devices}
-            free = lend({number: own for number, own in lanes.items() if not present & {*own.devices}}, free, limit=1)
+            free = lend({number: own for number, own in lanes.items() if not present & {*own.devices}}, free, once=True)
         for chosen in [*waiting] if free else ():
             allowed = [gpu for gpu in free if allows(chosen, gpu)]
             if not allowed:

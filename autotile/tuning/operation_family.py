@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key
+from autotile.core.documents import JsonObject, attributes, to_document
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, distinct_configs
 from autotile.core.text import Part, device_text, percent_text, plural
 from autotile.cuda.compiler import CompileJob
 from autotile.database.keys import TuningKey, key_of, library_key
@@ -53,7 +53,7 @@ from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
 from autotile.tuning.result import ScheduleResult
 from autotile.tuning.schedule import Schedule
-from autotile.tuning.session import Compiling, compiled_sizes
+from autotile.tuning.session import Compiling
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
 from autotile.workers.gpu import Gpu
@@ -149,7 +149,7 @@ class OperationFamilyResult(ScheduleResult):
             facts.append(("refused", f"{plural(self.refused, 'configuration')} that failed at a problem"))
         yield [*facts, *self._effort("problem")]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         return {
             **attributes(self, "operation", "family", "dtype"),
@@ -163,7 +163,7 @@ class OperationFamilyResult(ScheduleResult):
 class SweptProblem(NamedTuple):
     """Sizes and flags of a problem, the trial of each configuration there, and the time of each library."""
 
-    sizes: Mapping[str, int]
+    sizes: Sizes
     kernels: KernelSizes
     trials: Mapping[CandidateKey, Trial]
     libraries: Mapping[str, float]
@@ -239,8 +239,7 @@ class Sweep:
         begun, problems = [], self._problems_of(kernels)
         for one in self.valid(kernels, candidates):
             kernel, own = self.kernels[one.kernel], problems[one.kernel]
-            of, others = (kernel, own, one.config, self.device), compiled_sizes(kernel.spec, own, ())
-            begun.append((one, Compiling(*of, submit=submit, other_sizes=others)))
+            begun.append((one, Compiling(kernel, own, one.config, self.device, submit=submit)))
         return problem, kernels, begun
 
     def valid(self, kernels: KernelSizes, candidates: Iterable[ModelCandidate]) -> list[ModelCandidate]:
@@ -314,7 +313,7 @@ class Sweep:
             swept = swept or _SAMPLER in samplers.values()
             for one in self.database.stored_trials(study_id):  # the last of each configuration counts
                 if samplers.get(one.run_id) != UNVERIFIED_SAMPLER:
-                    trials[name, config_key(one.trial.config)] = one.trial
+                    trials[name, one.trial.config_key] = one.trial
         self.banned |= {key for key, trial in trials.items() if trial.outcome in FAULTS}
         if not swept:
             return None
@@ -428,8 +427,7 @@ class Sweep:
             self._add(name, spec.default)
             winners = [best.trial.config for best in self.database.best(name, dtype=self.dtype)]
             winners += [one.config for one in shipped_winners(name, self.dtype)]
-            known = {config_key(config): config for config in winners if is_declared(spec, config)}
-            distinct = list(known.values())
+            distinct = distinct_configs(config for config in winners if is_declared(spec, config))
             for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
                 self._add(name, distinct[place])
         for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():

@@ -10,11 +10,11 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_text, timed_config
+from autotile.core.documents import JsonObject, attributes, to_document
+from autotile.core.model import Config, Outcome, Problem, Sizes, Trial, config_text, timed_config
 from autotile.core.statistics import Interval, is_tie, raced_ratio, ratio_of_times
 from autotile.core.text import (
     NOTHING,
@@ -52,7 +52,7 @@ from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import WORK, ScheduleResult
 from autotile.tuning.schedule import Schedule
-from autotile.tuning.session import Compiling, Pipeline, compiled_sizes
+from autotile.tuning.session import Compiling, Pipeline
 from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend, Gpu
@@ -107,7 +107,7 @@ class TunedContender:
             return "winner"
         return "not told apart from the winner" if self.ratio is not None and is_tie(self.ratio) else ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return a plain dictionary."""
         timed = dict.fromkeys(("config", "time_us", "interval_us"))
         if self.trial is not None:
@@ -199,7 +199,7 @@ class OperationResult(ScheduleResult, Reported):
         facts += [*(("note", text) for text in self.notices), ("tried", tried)]
         yield [*facts, *self._effort(is_served=self.winner is not None)]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         return {
             **self.problem.document("operation"),
@@ -212,9 +212,7 @@ class OperationResult(ScheduleResult, Reported):
 
 Served = Callable[[Kernel, Problem], Config | None]
 """Returns the configuration that is served for a problem of a kernel before it is tuned; None for the default."""
-Proposed = Callable[
-    [Mapping[str, KernelSpec], Mapping[str, Mapping[str, int]], DeviceProperties], Sequence[tuple[str, Config]]
-]
+Proposed = Callable[[Mapping[str, KernelSpec], Mapping[str, Sizes], DeviceProperties], Sequence[tuple[str, Config]]]
 """Returns the kernels and configurations that a model expects to be fast, best first, given specifications and sizes by
 the names of kernels, and the device."""
 
@@ -275,8 +273,8 @@ class _Entrant:
             self.state, self.reason = state, reason
 
     def contender(self) -> TunedContender:
-        found = TunedContender(self.name, is_library=False, trial=self.best, trials=self.tried, seconds=self.seconds)
-        return replace(found, state=self.state, reason=self.reason)
+        own = attributes(self, "name", "seconds", "state", "reason")
+        return TunedContender(is_library=False, trial=self.best, trials=self.tried, **own)
 
 
 def tune_operation(
@@ -451,10 +449,8 @@ class _Halving:
                 if one.begun is None and not one.sessions:
                     one.begun = []
                     with suppress(AutotileError):  # its own session states it
-                        of, sizes = (one.kernel, one.problem), compiled_sizes(one.kernel.spec, one.problem, ())
                         for config in one.seeds or [one.kernel.spec.default]:
-                            first = Compiling(*of, config, device, submit=pool.submit, other_sizes=sizes)
-                            one.begun += first.pending
+                            one.begun += Compiling(one.kernel, one.problem, config, device, submit=pool.submit).pending
 
     def _tune(self, coming: Sequence[_Entrant], place: Place, lane: Lane) -> None:
         """Hold a session of the first of some kernels with its share of a round, in which these are left."""
@@ -616,10 +612,10 @@ def hold_contest(
             from autotile.tuning.cluster.worker import GpuRequest
 
             work = GpuRequest(finalists[0][0].name, workloads[0], options.run_deadline_s)
-            backend = stack.enter_context(closing(free_gpu(lane, work)))
+            backend = free_gpu(lane, work)
         else:
-            gpu = Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool, device=device)
-            backend = stack.enter_context(closing(gpu))
+            backend = gpu = Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool, device=device)
+        stack.enter_context(closing(backend))
         candidates = []
         with closing(schedule.compilers()) as pool:
             for kernel, own_problem, trial in finalists:  # whose cubins are in the cache unless they were trimmed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from numbers import Integral, Real
@@ -14,16 +14,14 @@ import numpy as np
 from msgspec import Meta
 
 from autotile.core.argument_types import check_value
-from autotile.core.documents import storable
-from autotile.core.model import TIME, Config, L2Mode
+from autotile.core.documents import Count, JsonObject, Positive, storable
+from autotile.core.model import TIME, Config, L2Mode, Sizes
 from autotile.errors import InputError
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS
 
 DEFAULT_TRIALS = 200
 _L2_MODES: tuple[L2Mode, ...] = ("cold", "hot")
 
-Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Number = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9, description="seconds, 0 or more and at most 1e9")]
 
@@ -91,7 +89,7 @@ class TuneOptions:
     """
 
     sampler: str = "auto"
-    trials: Number | None = None
+    trials: Positive | None = None
     budget_s: Seconds | None = None
     until: float | None = None
     spend: bool = False
@@ -105,17 +103,17 @@ class TuneOptions:
     tries: tuple[Config, ...] = ()
     transfer: bool = True
     served: Config | None = None
-    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    verify_sizes: tuple[Sizes, ...] = ()
     sanitize: bool = False
-    finals: Index = 12
+    finals: Count = 12
     precision: Annotated[float, Meta(ge=0, lt=1)] = 0.005
     discard: bool = True
     sample_limit_s: Seconds = 0.1
-    workers: Number | None = None
+    workers: Positive | None = None
     compile_deadline_s: Seconds = 60.0
     run_deadline_s: Seconds = 30.0
-    device_index: Index = 0
-    devices: tuple[Index, ...] = ()
+    device_index: Count = 0
+    devices: tuple[Count, ...] = ()
     scheduler: str = ""
     gpu_model: str = ""
     insecure: bool = False
@@ -150,7 +148,7 @@ class TuneOptions:
         """Whether slow candidates are pruned."""
         return self.discard and len(self.objectives) == 1
 
-    def to_json(self, database: str) -> dict[str, Any]:
+    def to_json(self, database: str) -> JsonObject:
         """Return a plain dictionary; ``database`` is the location to show, without a password."""
         paths = {"replay": str(self.replay or ""), "trace": str(self.trace or ""), "database": database}
         options = asdict(self) | paths  # a path need not be encoded in UTF-8

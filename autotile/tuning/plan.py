@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Meta, structs
 
 from autotile.core.documents import Count, Name, convert, parse_toml, read_regular, toml_value
-from autotile.core.model import Problem
+from autotile.core.model import Problem, Sizes
 from autotile.cuda.driver import device_count, live_device
-from autotile.database.database import CONTEST, Database, open_for_reading, rows_of_kernel
+from autotile.database.database import CONTEST, Database, StoredRun, open_for_reading, rows_of_kernel
 from autotile.database.keys import TuningKey, version_of
 from autotile.database.learned import miss_costs
 from autotile.database.winners import StoredMiss
@@ -179,7 +179,7 @@ def _problems_of(entry: _TuneTable, head: _PlanTable, folder: Path, room: int) -
     dtypes: Sequence[str | None] = entry.dtypes or [None]
     if (count + len(entry.problems)) * len(dtypes) > room:
         raise InputError(f"it has more problems than a plan may hold, {MAX_PROBLEMS:,} in all; split the plan")
-    listed: Iterable[Mapping[str, int]] = entry.problems
+    listed: Iterable[Sizes] = entry.problems
     if choices or not entry.problems:  # without any size, the one problem of the file
         combined = itertools.product(*choices.values())
         listed = itertools.chain(listed, (dict(zip(choices, row, strict=True)) for row in combined))
@@ -200,15 +200,12 @@ def is_done(database: Database, planned: PlannedProblem, options: TuneOptions, g
         version = (*version_of(kernel), options.l2, "cuda" if gpu_name else "replayed")
         sizes = {size: problem.sizes[size] for size in kernel.spec.sizes if size in problem.sizes}
         for best in database.best(kernel.name, dtype=problem.dtype, gpu_name=gpu_name or None):
-            key = best.key
-            same = all(key.sizes.get(size) == value for size, value in sizes.items())
-            if not same or (*key.version, key.l2_mode, key.source) != version:
+            key, run = best.key, best.run
+            is_same = (*key.version, key.l2_mode, key.source) == version
+            if not (is_same and best.confirmed and all(key.sizes.get(size) == value for size, value in sizes.items())):
                 continue
-            if isinstance(target, Operation):
-                is_enough = best.run.sampler == CONTEST  # its last race has been held
-            else:
-                is_enough = _has_effort(best.run.settings, best.run.summary, options)
-            if best.confirmed and is_enough:
+            # of an operation, the last race has been held
+            if run.sampler == CONTEST if isinstance(target, Operation) else _has_effort(run, options):
                 return True
     return False
 
@@ -223,8 +220,9 @@ def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
     return any(not raced or best.run.sampler in (CONTEST, "race") for best in final)
 
 
-def _has_effort(settings: Mapping[str, Any], summary: Mapping[str, Any], options: TuneOptions) -> bool:
+def _has_effort(run: StoredRun, options: TuneOptions) -> bool:
     """Return True if a run was as long as options ask for, or ended because nothing was left to gain."""
+    settings, summary = run.settings, run.summary
     if summary.get("interrupted") or (settings.get("captured") or None) != options.captured:
         return False
     stopped = summary.get("stopped") or {}
@@ -314,19 +312,21 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
     They are those on one GPU, or on all. An `InputError` is raised if the database cannot be read, or there is no such
     kernel.
     """
+
+    @cache
+    def current_kernel(name: str) -> Kernel | None:
+        with suppress(InputError):
+            loaded = load_kernel(kernel) if kernel is not None else load_named_kernel(name)
+            return loaded if loaded.name == name else None
+        return None
+
     found: list[AssessedMiss] = []
-    kernels: dict[str, Kernel | None] = {}
     costs: dict[str, Callable[[StoredMiss], tuple[float, float, bool] | None]] = {}
     for miss in rows_of_kernel(database.misses, kernel):
         if gpu_name not in (None, miss.gpu_name):
             continue
         name = miss.problem.kernel
-        if name not in kernels:
-            kernels[name] = None
-            with suppress(InputError):
-                loaded = load_kernel(kernel) if kernel is not None else load_named_kernel(name)
-                kernels[name] = loaded if loaded.name == name else None
-        current = kernels[name]
+        current = current_kernel(name)
         problem: Problem | None = None
         if current is not None:
             with suppress(InputError):  # it has other sizes today
@@ -335,11 +335,11 @@ def assess_misses(database: Database, kernel: KernelName | None, gpu_name: str |
         if current is None or problem is None:
             found.append(AssessedMiss(miss.problem, *counts, None, tuned=False))
             continue
-        if name not in costs:
-            costs[name] = miss_costs(database, current)
         version = version_of(current)
         stored = database.best(name, dtype=problem.dtype, sizes=problem.sizes, gpu_name=miss.gpu_name)
         tuned = any(best.confirmed and best.key.version == version for best in stored)
+        if name not in costs:
+            costs[name] = miss_costs(database, current)
         cost = costs[name](structs.replace(miss, problem=problem)) or ()
         found.append(AssessedMiss(problem, *counts, current, tuned, *cost))
     return found

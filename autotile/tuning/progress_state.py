@@ -56,27 +56,29 @@ _EXPECTED_TRIALS = 128
 ones fewer."""
 
 
+@dataclass
 class StoppingRules:
     """The limits on trials and budget, the minimum expected gain, and the user's interrupt.
 
-    ``elapsed_s`` returns the time since the session began, in seconds.
+    They are of a session's options and log, of a function of its time so far, in seconds, and of its interrupt.
     """
 
-    def __init__(self, options: TuneOptions, log: TrialLog, elapsed_s: Callable[[], float], stop: StopRequest) -> None:
-        self._options = options
-        self._log = log
-        self._elapsed_s = elapsed_s
-        self.stop = stop
-        self.least_gain = options.until or (0.0 if options.spend else SETTLED_GAIN)
+    _options: TuneOptions
+    _log: TrialLog
+    _elapsed_s: Callable[[], float]
+    stop: StopRequest
+    expected_gain: float | None = None
+    """Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below ``until``,
+    or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that loses."""
+    ends_after: float | None = None
+    """Number of trials after which the gain is expected to end the search; None if that is not foreseen."""
+    running: int = 0
+    """Number of trials that have begun and have not ended."""
+
+    @property
+    def least_gain(self) -> float:
         """Expected gain below which the search ends; 0 for none."""
-        self.expected_gain: float | None = None
-        """Expected gain of the search, see `autotile.search.search.Search`; it ends a search where it is below
-        ``until``, or unless ``spend`` is set, below 0.5 %. ``benchmarks/results/until.json`` has where, and what that
-        loses."""
-        self.ends_after: float | None = None
-        """Number of trials after which the gain is expected to end the search; None if that is not foreseen."""
-        self.running = 0
-        """Number of trials that have begun and have not ended."""
+        return self._options.until or (0.0 if self._options.spend else SETTLED_GAIN)
 
     @property
     def stopped(self) -> Stopped | None:
@@ -145,7 +147,7 @@ class TrialLog:
         self._stages: Counter[str] = Counter()
         self.best: Trial | None = None
         """The best trial that was measured to the end."""
-        newest = {config_key(trial.config): trial for trial in earlier}
+        newest = {trial.config_key: trial for trial in earlier}
         for trial in newest.values():
             if space.row_of(trial.config) is not None:
                 self.add(trial)
@@ -181,7 +183,7 @@ class TrialLog:
 
     def add(self, trial: Trial) -> None:
         """Add the trial of a configuration that has none yet."""
-        self._trials[config_key(trial.config)] = trial
+        self._trials[trial.config_key] = trial
         self._outcomes[trial.outcome] += 1
         self._stages[trial.stage] += 1
         best = float("inf") if self.best is None or self.best.cost is None else self.best.cost
@@ -301,15 +303,15 @@ _RACE_SHARE = 0.2
 """Share of all rounds of a race that is run, as slower finalists leave early and it ends when all is known."""
 
 
+@dataclass
 class TimeLeft:
-    """Estimates how long a session still takes in a space of ``valid`` configurations."""
+    """Estimates how long a session with some options still takes in a space of so many configurations."""
 
-    def __init__(self, options: TuneOptions, valid: int) -> None:
-        self._options = options
-        self._valid = valid
-        self._pace = Pace()
-        self._times_us: list[float] = []
-        self._gpu_s: deque[float] = deque(maxlen=STEADY_STEPS)
+    _options: TuneOptions
+    _valid: int
+    _pace: Pace = field(default_factory=Pace)
+    _times_us: list[float] = field(default_factory=list)
+    _gpu_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEADY_STEPS))
 
     def add(self, elapsed_s: float, trial: Trial) -> None:
         """Register a trial that has just ended, ``elapsed_s`` seconds after the session began."""

@@ -6,22 +6,19 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
-from autotile.core.device import DeviceProperties
-from autotile.core.model import ENERGY, ERROR, Outcome, Problem
+from autotile.core.model import ENERGY, ERROR, Config, Outcome, Problem
 from autotile.core.statistics import DISCARD_RATIO, discard_reason
 from autotile.database.keys import version_of
 from autotile.errors import InputError, RecordingError, WorkerError
 from autotile.exchange.recording import Recording, find_recording, list_recordings, read_recording
 from autotile.kernel.library import Kernel
 from autotile.settings import user_path
-from autotile.space.search_space import SearchSpace
 from autotile.tuning.options import TuneOptions
 from autotile.workers.gpu import Backend
 from autotile.workers.jobs import Candidate, Check, Job, Race, Reading
@@ -35,12 +32,16 @@ class ReplayBackend(Backend):
     recording that does not state the properties of its GPU is a `RecordingError`.
     """
 
-    source: Literal["cuda", "replayed"] = "replayed"
-
     def __init__(
         self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0
     ) -> None:
-        self.device = structs.replace(_recorded_device(recording), source="replayed")
+        header = recording.header
+        if header.device is None:
+            raise RecordingError(
+                f"the recording names the GPU {header.key.gpu_name!r}, of which nothing is known; "
+                "replay needs the device's properties"
+            )
+        self.device = structs.replace(header.device, source="replayed")
         self.notice = notice
         self.uuid = uuid
         self._recording = recording
@@ -49,12 +50,10 @@ class ReplayBackend(Backend):
         self._finished: deque[tuple[Candidate, Reading]] = deque()
         self._closed = threading.Event()
 
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the rows that were recorded."""
-        mask = np.zeros(len(space), dtype=np.bool_)
-        rows = (space.row_of(self._recording.config(number)) for number in range(len(self._recording)))
-        mask[[row for row in rows if row is not None]] = True
-        return mask
+    @cached_property
+    def recorded(self) -> list[Config]:  # type: ignore[override]
+        """All configurations of the recording."""
+        return [self._recording.config(number) for number in range(len(self._recording))]
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Look up the candidate, and prune it by its time as a live measurement would."""
@@ -154,20 +153,10 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
     return recording
 
 
-def _recorded_device(recording: Recording) -> DeviceProperties:
-    if recording.header.device is None:
-        raise RecordingError(
-            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
-            "replay needs the device's properties"
-        )
-    return recording.header.device
-
-
 def replay_notice(recording: Recording, options: TuneOptions) -> str:
     """Return the line for the user that says what is replayed, and why."""
     reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
-    name = _recorded_device(recording).name
-    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
+    notice = f"{reason}: launches are replayed from measurements recorded on {recording.header.key.gpu_name}"
     if not recording.header.key.template_hash:
         notice += ", imported: of which version of the kernel is not known"
     if options.verify_sizes:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
+from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import (
     OBJECTIVE,
     OBJECTIVES,
@@ -109,7 +109,7 @@ class Front:
         for trial in (self.trials[index] for index in indices):
             values = zip(self.objectives, self.values(trial), strict=True)
             figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
-            label = "winner" if config_key(winner) == config_key(trial.config) else ""
+            label = "winner" if config_key(winner) == trial.config_key else ""
             rows.append((label, *figures, config_text(trial.config)))
         objectives = f"{', '.join(self.objectives[:-1])} and {self.objectives[-1]}"
         caption = f"front of {objectives}: {plural(len(self.trials), 'configuration')}"
@@ -118,7 +118,7 @@ class Front:
         headings = ("", *(f"{RIGHT}{name}" for name in self.objectives), "configuration")
         return ResultTable(headings, rows, ("configuration",), caption=caption)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return a plain dictionary."""
         keys = [OBJECTIVES[name] for name in self.objectives]
         entries = [
@@ -134,14 +134,14 @@ def pareto_front(trials: Iterable[Trial], objectives: Sequence[str]) -> Front | 
     """
     if len(objectives) == 1:
         return None
-    newest = {config_key(trial.config): trial for trial in trials}
+    newest = {trial.config_key: trial for trial in trials}
     reached = [(values, trial) for trial in newest.values() if (values := objective_values(trial, objectives))]
     kept = non_dominated([values for values, _ in reached]) if reached else ()
     best = [pair for pair, is_kept in zip(reached, kept, strict=True) if is_kept]
     return Front(tuple(objectives), tuple(trial for _, trial in sorted(best, key=lambda pair: pair[0])))
 
 
-def trial_entry(trial: Trial) -> dict[str, Any]:
+def trial_entry(trial: Trial) -> JsonObject:
     """Return configuration, outcome and time of a trial as JSON values."""
     resources, occupancy = trial.resources, trial.occupancy
     return {
@@ -182,7 +182,7 @@ class ScheduleResult(Result):
         if is_served and self.call:
             yield "serve it", self.call
 
-    def _ending(self, **more: Any) -> dict[str, Any]:
+    def _ending(self, **more: Any) -> JsonObject:
         found = {"seconds": round(self.seconds, 3), **more, "interrupted": self.interrupted, "database": self.database}
         return {**found, "notices": list(self.notices), **({"call": self.call} if self.call else {})}
 
@@ -397,7 +397,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             return None
         return self.flops / trial.time_us / 1e3
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile tune --json`` prints."""
         return {
             **self.problem.document(),
@@ -420,7 +420,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
             **self._ending(phases=dict(self.phases), resumed=self.resumed),
         }
 
-    def _entry(self, trial: Trial | None) -> dict[str, Any] | None:
+    def _entry(self, trial: Trial | None) -> JsonObject | None:
         if trial is None or trial.measurement is None:
             return None
         known = {**trial_entry(trial), "gflops_per_s": self.gflops_per_s(trial)}

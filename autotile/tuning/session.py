@@ -16,11 +16,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -33,10 +33,12 @@ from autotile.core.model import (
     Measurement,
     Outcome,
     Problem,
+    Sizes,
     Stopped,
     Trial,
     config_key,
     config_text,
+    distinct_configs,
 )
 from autotile.core.text import time_text
 from autotile.core.timeline import NO_TIMELINE, Timeline
@@ -47,13 +49,13 @@ from autotile.errors import ConfigError, DataWarning, InputError
 from autotile.kernel.launch import LaunchData, LaunchPlan
 from autotile.kernel.library import Kernel
 from autotile.kernel.problem import Workrate, check_memory
-from autotile.kernel.spec import KernelSpec, computed_values
+from autotile.kernel.spec import computed_values
 from autotile.search.samplers import BRUTE_FORCE, check_sampler, sampler_entry
 from autotile.settings import Settings
 from autotile.space.limits import check_config, compiled_steps
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import Confirmation, FinalRules, Finals, choose_finalists, confirm_finals, measured_on
+from autotile.tuning.finals import FinalRules, Finals, choose_finalists, confirm_finals, measured_on
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import (
@@ -189,8 +191,8 @@ def open_session(
         with fork_guard.use():
             from autotile.database.engine import parse_location
 
-        for used in (options.replay, parse_location(location)):
-            check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
+        used = options.replay, parse_location(location)
+        check_output(options.trace, *(one for one in used if isinstance(one, str | Path)))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
         backend = stack.enter_context(closing(chosen))
@@ -251,7 +253,6 @@ class Session:
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
         self._finals: Finals | None = None
-        self._confirmation: Confirmation | None = None
         self._receives_stop = stop is None
         self._stop = stop or StopRequest()
         self._begun_s = time.monotonic()
@@ -359,11 +360,10 @@ class Session:
                             with fork_guard.use():  # a fork waits for the imports, most of what a session needs
                                 from autotile.search.search import Shortlist
 
-                                search, trials = self._plan.make_search(self._log), self._log.trials
+                                search = self._plan.make_search(self._log)
                                 searching.callback(search.close)
-                                lookahead = self._plan.lookahead
-                                shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
-                                self._shortlist = shortlist
+                                of = search, self._plan.lookahead, self.device.sm_count
+                                self._shortlist = shortlist = Shortlist(*of, earlier=self._log.trials)
                                 is_timed = self._options.budget_s is not None  # which slow compilations would use up
                                 learns = sampler_entry(search.sampler).learns
                                 self._compile_pool.longest_first = not (learns or is_timed)
@@ -407,7 +407,7 @@ class Session:
         for trial in self._end_all(None):  # an evaluation was interrupted
             self._learn(trial)
         valid: list[Config] = []
-        for config in {config_key(config): config for config in configs}.values():
+        for config in distinct_configs(configs):
             reason = check_config(self._kernel.spec, config, self._problem, self.device)
             known = self._log.find(config)
             if reason:
@@ -419,7 +419,7 @@ class Session:
         with self._timeline.span("session", "evaluate", configurations=len(valid)):
             tried = set()
             for trial in self._try(valid):
-                tried.add(config_key(trial.config))
+                tried.add(trial.config_key)
                 self._learn(trial)
                 yield trial
         for config in valid:
@@ -586,7 +586,6 @@ class Session:
         ended = [self._pipeline.end_next()]
         while self._backend.gpu_count > 1 and self._backend.has_result:
             ended.append(self._pipeline.end_next())
-        self._rules.running = self._pipeline.running + len(self._chosen) + self._record.others
         return ended
 
     def _end_all(self, proposer: Proposer | None) -> Iterator[Trial]:
@@ -619,8 +618,8 @@ class Session:
 
     def _try(self, configs: Iterable[Config]) -> Iterator[Trial]:
         """Try valid configurations that have no trial, and yield their trials; wait for those of other sessions."""
-        untried = {config_key(config): dict(config) for config in configs if self._log.find(config) is None}.values()
-        given = GivenCandidates([*untried], 2 * self._backend.gpu_count - 1)
+        untried = distinct_configs(dict(config) for config in configs if self._log.find(config) is None)
+        given = GivenCandidates(untried, 2 * self._backend.gpu_count - 1)
         self._pipeline.compile_ahead(given)
         yield from self._measure(given)
         for config in untried:  # those left to another session have no trial yet
@@ -747,13 +746,12 @@ class Session:
             if any(trial.outcome is Outcome.OK for trial in finalists):
                 self._report_finals(self._time_left.finals_s)
                 if compiled := self._pipeline.recompile(finalists):
-                    finals, self._confirmation = confirm_finals(compiled, self._backend, rules)
+                    self._finals = finals = confirm_finals(compiled, self._backend, rules)
                     self._notices += finals.notices
                     for trial in finals.refused:  # before the winner, with which what is served changes
                         self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
-                    self._finals = finals
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)
@@ -771,8 +769,8 @@ class Session:
         finals = self._finals or Finals(best, log.find(self._plan.default))
         winner = finals.winner
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
-        raced = {config_key(trial.config): trial for trial in (*finals.ranked, *finals.refused)}
-        tried = [raced.get(config_key(config)) or log.find(config) for config in self._options.tries]
+        raced = {trial.config_key: trial for trial in (*finals.ranked, *finals.refused)}
+        tried = (raced.get(config_key(config)) or log.find(config) for config in self._options.tries)
         default, failed_default = self._plan.default, None
         if finals.default is None:
             tried_default = raced.get(config_key(default)) or log.find(default)
@@ -785,13 +783,8 @@ class Session:
             device=self._backend.device,
             combinations=self.space.combinations,
             valid=len(self.space),
-            gates=log.gates,
-            outcomes=log.outcomes,
-            winner=winner,
-            default=finals.default,
-            speedup=finals.speedup,
-            ties=finals.ties,
-            refused=finals.refused,
+            **attributes(log, "gates", "outcomes", "resumed"),
+            **attributes(finals, "winner", "default", "speedup", "ties", "refused", "confirmation"),
             load=measure_load(self._load_readings, *self._cores_and_gpus),
             drift=measure_drift(log.trials),
             front=pareto_front([*log.trials, *raced.values()], self._options.objectives),
@@ -799,16 +792,14 @@ class Session:
             insight=self._effects,
             seconds=self._elapsed_s(),
             phases=dict(self._phases_s),
-            resumed=log.resumed,
             interrupted=interrupted,
             database=self._database.location,
             **attributes(workrate, *WORK),
             notices=self.notices,
-            tried=tuple(trial for trial in tried if trial is not None),
+            tried=tuple(filter(None, tried)),
             learnt_from=search.learnt_from if search is not None else (),
             not_learnt_from=search.misleading_sources if search is not None else (),
             gpus=self._backend.uses,
-            confirmation=self._confirmation,
             failed_default=failed_default,
         )
 
@@ -897,8 +888,9 @@ class GivenCandidates:
 class Compiling:
     """A configuration that is being compiled: for its problem, and for the others of its verification.
 
-    These are of `compiled_sizes`; those for which the configuration is not valid are left out. ``submit`` starts a job,
-    such as `autotile.workers.compile_pool.CompilePool.submit`; ``row`` is that of the proposer.
+    These are the problem with ragged sizes and those of ``verify_sizes``, if their cubins differ and the configuration
+    is valid for them; none in replay. ``submit`` starts a job, such as
+    `autotile.workers.compile_pool.CompilePool.submit`; ``row`` is that of the proposer.
     """
 
     def __init__(
@@ -909,19 +901,24 @@ class Compiling:
         device: DeviceProperties,
         *,
         submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
-        other_sizes: Sequence[Mapping[str, int]] = (),
-        source: Literal["cuda", "replayed"] = "cuda",
+        verify_sizes: Sequence[Sizes] = (),
     ) -> None:
-        def at(sizes: Mapping[str, int]) -> Future[Compiled]:
+        def at(sizes: Sizes) -> Future[Compiled]:
             return submit(lambda: compile_job(kernel, config, problem.at(sizes), device.architecture))
 
-        self._kernel, self._problem, self._device, self._source = kernel, problem, device, source
+        self._kernel, self._problem, self._device = kernel, problem, device
         self._trial: Trial | None = None
         self.config = config
         self.row = 0
         self.main = at(problem.sizes)
-        valid = [one for one in other_sizes if not check_config(kernel.spec, config, problem.at(one), device)]
-        self.others = [(sizes, at(sizes)) for sizes in valid]
+        spec = kernel.spec
+        compiled_in = spec.compiled_names if device.source != "replayed" else ()
+        self.others = [
+            (sizes, at(sizes))
+            for sizes in ((spec.ragged_sizes(problem.sizes), *verify_sizes) if compiled_in else ())
+            if any(sizes[name] != problem.sizes[name] for name in compiled_in)
+            and not check_config(spec, config, problem.at(sizes), device)
+        ]
 
     @property
     def pending(self) -> list[Future[Compiled]]:
@@ -941,8 +938,8 @@ class Compiling:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
             plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem, self._device)
-            trial = gated_trial(self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device)
-            self._trial = replace(trial, source=self._source)
+            of = self._kernel, self._problem, self.config, compiled
+            self._trial = gated_trial(*of, plan=plan, device=self._device)
         return self._trial
 
     def candidate(self) -> Candidate | None:
@@ -959,6 +956,7 @@ class Compiling:
         return Candidate(self.config, str(cubin.path), cubin.symbols, computed, others)
 
 
+@dataclass(eq=False)
 class Pipeline:
     """Compilation of candidates in parallel, and their evaluation on the device, one after the other.
 
@@ -973,29 +971,19 @@ class Pipeline:
     of the study, if any.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        problem: Problem,
-        backend: Backend,
-        compile_pool: CompilePool,
-        timeline: Timeline = NO_TIMELINE,
-        *,
-        verify_sizes: Sequence[Mapping[str, int]] = (),
-    ) -> None:
-        self.scale: float | None = None
-        self.score: Callable[[Trial], Trial] = lambda trial: trial
-        self.kernel = kernel
-        self.problem = problem
-        self.backend = backend
-        self.compile_pool = compile_pool
-        self.timeline = timeline
-        self._queue: dict[int, Compiling] = {}
-        self._prefetched: dict[str, Compiling] = {}
-        self._measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = {}
-        self._other_sizes = compiled_sizes(kernel.spec, problem, verify_sizes) if backend.source == "cuda" else []
-        self._running: dict[int, tuple[Candidate, Compiling]] = {}
-        """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
+    kernel: Kernel
+    problem: Problem
+    backend: Backend
+    compile_pool: CompilePool
+    timeline: Timeline = NO_TIMELINE
+    verify_sizes: Sequence[Sizes] = ()
+    scale: float | None = None
+    score: Callable[[Trial], Trial] = lambda trial: trial
+    _queue: dict[int, Compiling] = field(default_factory=dict)
+    _prefetched: dict[str, Compiling] = field(default_factory=dict)
+    _measured: dict[tuple[str, LaunchPlan, LaunchData], Trial] = field(default_factory=dict)
+    _running: dict[int, tuple[Candidate, Compiling]] = field(default_factory=dict)
+    """Candidates that were submitted to the device and have no result, by the ids of what it was given."""
 
     @property
     def running(self) -> int:
@@ -1005,8 +993,7 @@ class Pipeline:
     def compile(self, config: Config) -> Compiling:
         """Start the compilation of a configuration outside of a search."""
         of = self.kernel, self.problem, config, self.backend.device
-        submit, source = self.compile_pool.submit, self.backend.source
-        return Compiling(*of, submit=submit, other_sizes=self._other_sizes, source=source)
+        return Compiling(*of, submit=self.compile_pool.submit, verify_sizes=self.verify_sizes)
 
     def run(self, candidate: Compiling) -> Trial:
         """Wait for a candidate's compilation, and run it while nothing else runs."""
@@ -1141,8 +1128,15 @@ def gated_trial(
 
     A `SpecError` is raised if a function takes other parameters than the declared arguments.
     """
-    seconds = {"compile": round(compiled.seconds, 6)}
-    trial = Trial(config, compiled.outcome, compiled.reason, "compile", plan.main.geometry, seconds=seconds)
+    trial = Trial(
+        config,
+        compiled.outcome,
+        compiled.reason,
+        "compile",
+        plan.main.geometry,
+        source="replayed" if device.source == "replayed" else "cuda",
+        seconds={"compile": round(compiled.seconds, 6)},
+    )
     cubin = compiled.cubin
     if cubin is None:
         return trial
@@ -1152,13 +1146,3 @@ def gated_trial(
     trial = replace(trial, resources=main.resources, occupancy=main.occupancy, cubin_hash=cubin.cubin_hash)
     fault = next((step.fault for step in steps if step.fault), "")
     return replace(trial, outcome=Outcome.RESOURCE_EXCEEDED, reason=fault, stage="resources") if fault else trial
-
-
-def compiled_sizes(
-    spec: KernelSpec, problem: Problem, verify_sizes: Sequence[Mapping[str, int]]
-) -> list[Mapping[str, int]]:
-    """Return the further problems of a verification whose cubins differ from that of the problem."""
-    compiled = spec.compiled_names
-    tuned = {name: problem.sizes[name] for name in compiled}
-    others = [spec.ragged_sizes(problem.sizes), *verify_sizes]
-    return [sizes for sizes in others if {name: sizes[name] for name in compiled} != tuned]

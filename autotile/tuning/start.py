@@ -14,6 +14,7 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotile.core.documents import attributes
 from autotile.core.model import (
     COST,
     METRIC,
@@ -32,8 +34,8 @@ from autotile.core.model import (
     Problem,
     Trial,
     Value,
-    config_key,
     config_text,
+    distinct_configs,
     objective_values,
 )
 from autotile.core.text import plural
@@ -75,10 +77,8 @@ def session_objective(spec: KernelSpec, options: TuneOptions) -> Objective | Non
 
 def measures_energy(spec: KernelSpec, objective: Objective | None) -> bool:
     """Return True if the objective or a metric needs the energy of a run."""
-    expressions = [*spec.metrics.values()]
-    if objective is not None:
-        expressions.append(objective.expression)
-    return any("energy_mj" in expression.names for expression in expressions)
+    own = [objective.expression] if objective is not None else []
+    return any("energy_mj" in expression.names for expression in (*spec.metrics.values(), *own))
 
 
 class Scorer:
@@ -110,16 +110,14 @@ class Scorer:
             names = self._environment(trial, trial.time_us)
             telemetry |= {f"{METRIC}{name}": names[name] for name in self._metrics if name in names}
             if self._objective is not None:
-                telemetry[OBJECTIVE] = value = self._value(trial.config, names)
-                telemetry[COST] = 1 / value if self._objective.maximize else value
+                telemetry[OBJECTIVE], telemetry[COST] = self._scores(self._objective, trial.config, names)
         return replace(trial, telemetry=telemetry) if telemetry != trial.telemetry else trial
 
     def cost(self, trial: Trial, time_us: float) -> float:
         """Return the cost of a measured trial if it took another time."""
         if self._objective is None:
             return time_us
-        value = self._value(trial.config, self._environment(trial, time_us))
-        return 1 / value if self._objective.maximize else value
+        return self._scores(self._objective, trial.config, self._environment(trial, time_us))[1]
 
     def time_limit_us(self, trial: Trial, best: Trial | None) -> float | None:
         """Return the time at which a compiled candidate would cost as much as the best; None if that is not known."""
@@ -138,9 +136,10 @@ class Scorer:
             return None
         return math.sqrt(low * high)
 
-    def _value(self, config: Config, names: Mapping[str, Any]) -> float:
-        assert self._objective is not None
-        expression = self._objective.expression
+    @staticmethod
+    def _scores(objective: Objective, config: Config, names: Mapping[str, Any]) -> tuple[float, float]:
+        """Return the value of the objective, and the cost."""
+        expression = objective.expression
         missing = sorted(expression.names - names.keys())
         if missing:
             raise InputError(f"the objective {expression.text!r} needs {missing[0]}, which has no value here")
@@ -150,7 +149,7 @@ class Scorer:
                 f"the objective {expression.text!r} is {value if value is not None else 'no finite real number'} with "
                 f"{config_text(config)}; expected a positive number"
             )
-        return value
+        return value, 1 / value if objective.maximize else value
 
     def _environment(self, trial: Trial, time_us: float) -> dict[str, Any]:
         """Return the value of every name that is known of a trial."""
@@ -160,13 +159,12 @@ class Scorer:
             for name, value in trial.config.items()
             if name in self._names
         }
-        if trial.resources is not None:
-            of_resources = ("registers", "spill_bytes", "static_smem_bytes")
-            names |= {name: getattr(trial.resources, name) for name in of_resources}
-        if trial.geometry is not None:
-            names |= {name: getattr(trial.geometry, name) for name in ("dynamic_smem_bytes", "threads", "blocks")}
-        if trial.occupancy is not None:
-            names["occupancy"] = trial.occupancy.occupancy
+        for part, own in (
+            (trial.resources, ("registers", "spill_bytes", "static_smem_bytes")),
+            (trial.geometry, ("dynamic_smem_bytes", "threads", "blocks")),
+            (trial.occupancy, ("occupancy",)),
+        ):
+            names |= attributes(part, *own) if part is not None else {}
         names |= {name: trial.telemetry[name] for name in ("energy_mj", "max_error") if name in trial.telemetry}
         for name, metric in self._metrics.items():
             if metric.names <= names.keys() and (value := _number(metric.evaluate(names))) is not None:
@@ -204,8 +202,6 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         and study.key.sizes.keys() & key.sizes.keys()
         and study.trials >= _MIN_TIMED_TRIALS
     ]
-    if not others:
-        return []
     others.sort(
         key=lambda study: (
             (study.key.gpu_name != key.gpu_name) + (study.key.compute_capability != key.compute_capability),
@@ -220,7 +216,7 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         if other.version != key.version:
             name += " of another version"
         searched = database.trials(study.study_id, phase="search")
-        newest = {config_key(t.config): t for t in searched if t.outcome.has_time and t.time_us is not None}
+        newest = {t.config_key: t for t in searched if t.outcome.has_time and t.time_us is not None}
         timed = [(trial.config, trial.cost) for trial in newest.values() if trial.cost is not None]
         if len(timed) >= _MIN_TIMED_TRIALS:
             sources.append((name, timed))
@@ -276,10 +272,10 @@ class SearchPlan:
         self.earlier: list[Trial] = []
         if not options.fresh:
             finals = database.trials(study_id, phase="final")
-            refused = {config_key(trial.config): trial for trial in finals if not trial.outcome.has_time}
+            refused = {trial.config_key: trial for trial in finals if not trial.outcome.has_time}
             repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
             for one in searched:
-                trial = refused.get(config_key(one.trial.config), one.trial)
+                trial = refused.get(one.trial.config_key, one.trial)
                 lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
                 if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
                     self.earlier.append(trial)
@@ -287,8 +283,7 @@ class SearchPlan:
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
         ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-        fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
-        self.incumbent = next(iter(confirmed), fastest_ran)
+        self.incumbent = next(iter(confirmed), min(ran, key=itemgetter(0), default=(None, None))[1])
         self._served = find_served(database, study_id, options)
         self._sources = find_sources(database, key) if options.transfer else []
         named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]
@@ -299,12 +294,11 @@ class SearchPlan:
         # with those that only the heuristics of the space exclude, not a rule or a limit
         valid = (config for config in outside if not check_config(spec, config, problem, device))
         self.space = space = space.including(valid)
-        available = backend.available_rows(space)
-        masks = [available] if available is not None else []
-        if options.only is not None:
-            wanted = np.zeros(len(space), dtype=np.bool_)
-            wanted[[row for config in options.only if (row := space.row_of(config)) is not None]] = True
-            masks.append(wanted)
+        masks: list[NDArray[np.bool_]] = []
+        for configs in (backend.recorded, options.only):
+            if configs is not None:
+                masks.append(wanted := np.zeros(len(space), np.bool_))
+                wanted[[row for config in configs if (row := space.row_of(config)) is not None]] = True
         lenient = replace(spec, heuristics=())  # a configuration must be correct there, not fast
         at_sizes = (feasible_space(lenient, problem.at(sizes), device) for sizes in options.verify_sizes)
         masks += [space.rows_in(other) for other in at_sizes]
@@ -327,24 +321,21 @@ class SearchPlan:
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
         seeded = [config for config in (self.default, self._served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
+        times = partial(estimate_times, self._spec, self._problem, self._device)
         self.search = Search(
             self.space,
             self._sampler,
             self.seed,
-            first={config_key(config): config for config in seeded}.values(),
+            first=distinct_configs(seeded),
             available=self._available,
             trials=self._options.trial_target,
             ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
-            estimate=self._estimated_us if by_time else None,
+            # in microseconds; None if the file does not say enough
+            estimate=(lambda space: getattr(times(space), "time_us", None)) if by_time else None,
         )
         return self.search
-
-    def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
-        """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""
-        found = estimate_times(self._spec, self._problem, self._device, space)
-        return found.time_us if found is not None else None
 
 
 _WORD = re.compile(r"\w+")
@@ -362,7 +353,6 @@ StepGroup = tuple[tuple[int, ...], tuple[str, ...]]
 def independent_groups(kernel: Kernel) -> list[StepGroup]:
     """Return groups of steps that share no parameters, at least two; an empty list if there are none."""
     spec = kernel.spec
-    tied = spec.build.names | {*spec.shaping}
     if len(spec.steps) < 2 or spec.computed or spec.objective is not None or _OWN_INCLUDE.search(kernel.source):
         return []
     source = strip_comments(kernel.source)
@@ -392,10 +382,10 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
                 expressions += spec.argument(argument.described_buffer).expressions
         names = {name for expression in expressions for name in expression.names}
         used.append(names | set(_WORD.findall(step.entry)) | bodies[step.entry])
-    ties = [parameters & names for names in ({*tied} | outside, *(rule.expression.names for rule in spec.rules))]
-    ties += [parameters & rule.expression.names for rule in spec.heuristics]
+    tied = [spec.build.names.union(spec.shaping, outside)]
+    tied += [rule.expression.names for rule in (*spec.rules, *spec.heuristics)]
     pending = [({index}, parameters & names) for index, names in enumerate(used)]
-    pending += [(set[int](), names) for names in ties if names]
+    pending += [(set[int](), names) for each in tied if (names := parameters & each)]
     groups: list[tuple[set[int], set[str]]] = []
     for steps, names in pending:  # unite what shares a parameter
         touching = [group for group in groups if group[1] & names]

@@ -10,16 +10,16 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import attributes, to_document
-from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text
+from autotile.core.documents import JsonObject, attributes, to_document
+from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text, distinct_configs
 from autotile.core.statistics import Interval, raced_ratio, ratio_of
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
-from autotile.database.database import Database, StoredBest, database_location
+from autotile.database.database import Database, StoredBest, database_location, open_existing
 from autotile.database.keys import key_of, version_of
 from autotile.errors import InputError
 from autotile.kernel.library import Kernel
@@ -81,7 +81,7 @@ class CandidateCheck(Result):
         """Whether the candidate passed every check."""
         return self.candidate.outcome is Outcome.OK
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the document that ``autotile verify --json`` prints."""
         return {
             **self.problem.document(),
@@ -130,8 +130,7 @@ def _timed(trial: Trial) -> str:
     if measured is None:
         reason = f", {trial.reason}" if trial.outcome is not Outcome.OK else ""
         return f"{trial.outcome}{reason}: {config_text(trial.config)}"
-    interval = interval_text(measured)
-    return f"{time_text(measured.time_us)} ({interval} us): {config_text(trial.config)}"
+    return f"{time_text(measured.time_us)} ({interval_text(measured)} us): {config_text(trial.config)}"
 
 
 _WORDS = {"faster": "faster than", "equal": "as fast as", "slower": "slower than"}
@@ -172,7 +171,7 @@ def judge(
             rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
             default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
             tried = [configs[1], *default, *map(space.config, rows)]  # those of rows are from all parts of the space
-            confirm_agreement(theirs, backend, list({config_key(config): config for config in tried}.values()))
+            confirm_agreement(theirs, backend, distinct_configs(tried))
         return judge_on(backend, problem, (ours, theirs), configs, options.seed)
 
 
@@ -284,13 +283,12 @@ def retime(
     """
     database = database_location(options.database)
     found = {config_key(served): served}  # then the fastest ones of each study
-    if (opened := Database.open_readonly(database)) is not None:
-        with opened:
-            for best in bests:
-                stored = [opened.trials(best.study_id, phase=phase) for phase in ("final", "search")]
-                ran = [[t for t in each if t.outcome is Outcome.OK and t.time_us is not None] for each in stored]
-                for trial in [best.trial, *(t for each in ran for t in sorted(each, key=lambda t: t.cost or 0.0))]:
-                    found.setdefault(config_key(trial.config), trial.config)
+    with open_existing(database) as opened:
+        for best in bests:
+            stored = [opened.trials(best.study_id, phase=phase) for phase in ("final", "search")]
+            ran = [[t for t in each if t.outcome is Outcome.OK and t.time_us is not None] for each in stored]
+            for trial in [best.trial, *(t for each in ran for t in sorted(each, key=lambda t: t.cost or 0.0))]:
+                found.setdefault(trial.config_key, trial.config)
     candidates = list(found.values())[:MAX_RETIMED]
     own = {"fresh": True, "budget_s": None, "finals": len(candidates) + 1, "discard": False}
     chosen = for_given(options, (*candidates, dict(kernel.spec.default)), **own)
@@ -308,18 +306,17 @@ def retime(
             if identity(study.key) == identity(first)
             for one in writable.stored_trials(study.study_id)
         ]
-        newest = {config_key(one.trial.config): one.trial for one in sorted(of_problem, key=lambda one: one.trial_id)}
+        newest = {one.trial.config_key: one.trial for one in sorted(of_problem, key=lambda one: one.trial_id)}
         failed = {
             key: newest[key]
             for key in map(config_key, candidates)
             if key in newest and not newest[key].outcome.has_time
         }
-        dtype, sizes, gpu_name = problem.dtype, problem.sizes, first.gpu_name
-        for best in writable.best(problem.kernel, dtype=dtype, sizes=sizes, gpu_name=gpu_name):
+        of_gpu = writable.best(problem.kernel, dtype=problem.dtype, sizes=problem.sizes, gpu_name=first.gpu_name)
+        for best in of_gpu:
             left = [best]  # until the best configuration of the study is none of the failed ones
-            while left and (fallen := failed.get(config_key(left[0].trial.config))) is not None:
-                driver = left[0].run.driver
-                writable.add_run(best.study_id, [fallen], sampler="verify", driver=driver, phase="final")
+            while left and (fallen := failed.get(left[0].trial.config_key)) is not None:
+                writable.add_run(best.study_id, [fallen], sampler="verify", driver=left[0].run.driver, phase="final")
                 left = writable.best(study_id=best.study_id)
     return result, fault, {key: f"{trial.outcome}: {trial.reason}" for key, trial in failed.items()}
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotile.cuda.driver import live_device, make_context, rejected
-from autotile.workers.child import Channel, Stage, files_of_any_size, serve
+from autotile.workers.child import Channel, Fields, Stage, files_of_any_size, serve
 
 if __name__ == "__main__":  # while the imports below run: the context and the kernels that verify take as long
     _CHANNEL = Channel()
@@ -57,10 +57,9 @@ from autotile.cuda.support import SupportKernels
 from autotile.cuda.timing import Launch, Nvml, Timer, drift_us, energy_meter
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, InputError, ToolchainError
-from autotile.kernel.inputs import ragged_problem, with_captured_call
+from autotile.kernel.inputs import ragged_problem
 from autotile.kernel.launch import LaunchPlan
 from autotile.kernel.library import Kernel
-from autotile.kernel.parser import parse_spec
 from autotile.space.limits import check_config
 from autotile.workers.jobs import (
     CHECK_STAGE,
@@ -358,9 +357,7 @@ class _LoadedKernel:
     """A kernel on a GPU: what its problems share."""
 
     def __init__(self, workload: Workload) -> None:
-        self.spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
-        if workload.captured_call:
-            self.spec = with_captured_call(self.spec, Path(workload.captured_call))
+        self.spec = workload.spec()
         self.device = live_device(workload.device_index)
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
@@ -491,8 +488,7 @@ class LaidOut:
             # times by which drift is seen
             reference_us = drift_us(kernel.support, kernel.timer, kernel.device.sm_count)
             telemetry |= {"reference_us": reference_us, "event_floor_us": kernel.event_floor_us or 0.0}
-            again = instance.digest()
-            telemetry[OUTPUT_DIGEST] = digest if digest == again else VARYING_OUTPUTS
+            telemetry[OUTPUT_DIGEST] = digest if digest == instance.digest() else VARYING_OUTPUTS
             if kernel.energy is not None and reading.outcome is Outcome.OK and reading.measurement is not None:
                 telemetry |= kernel.energy(launch, reading.measurement.time_us)
             if len(self._spec.steps) > 1:  # the time of each, between events in whole calls
@@ -578,16 +574,14 @@ class LaidOut:
 
     def runner(self, candidate: Candidate) -> _Runnable:
         """Return a verified candidate, ready to be timed."""
-        instance = self._tuned.of(candidate.config)
-        bound = instance.bind(candidate.config, self.device)
+        bound = self._tuned.of(candidate.config).bind(candidate.config, self.device)
         functions = self._kernel.load(candidate, keep=False)
         self.fresh = False
         return self._runnable(_launch_sequence(functions, bound), bound)
 
     @staticmethod
     def _runnable(launch: LaunchSequence, bound: BoundArguments) -> _Runnable:
-        instance = bound.instance
-        return launch, partial(instance.prepare, bound), partial(_timed_verdict, bound)
+        return launch, partial(bound.instance.prepare, bound), partial(_timed_verdict, bound)
 
     def _instances(self, problem: Problem, *, check: bool) -> Instances:
         kernel = self._kernel
@@ -754,9 +748,7 @@ _LAUNCH_FAILED_HINT = "a trap, or an address outside shared or local memory"
 """Causes of CUDA_ERROR_LAUNCH_FAILED, which the driver describes as "unspecified launch failure"."""
 
 
-def handle(
-    bench: Bench, preparing: Sequence[threading.Thread], message: Mapping[str, Any], stage: Stage
-) -> Mapping[str, Any]:
+def handle(bench: Bench, preparing: Sequence[threading.Thread], message: Fields, stage: Stage) -> Fields:
     """Handle one request of the worker: ``open``, the jobs ``time``, ``check`` and ``race``, or ``ceilings``.
 
     The first request waits for the threads that prepare the process.
@@ -803,7 +795,7 @@ def handle(
         return {"error": str(error), "kind": "cuda"}
 
 
-def _run(bench: Bench, job: Job, enter: Stage, entered: Sequence[str]) -> Mapping[str, Any]:
+def _run(bench: Bench, job: Job, enter: Stage, entered: Sequence[str]) -> Fields:
     """Run a job; of one that breaks the worker, reply with the readings up to the entry that did."""
     cuda = load_cupy().cuda
     readings: list[Reading] = []

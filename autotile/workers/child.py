@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from autotile.core.documents import Name, Text, convert, decode_json, encode_json, to_fields
+from autotile.core.documents import JsonObject, Name, Text, convert, decode_json, encode_json, to_fields
 from autotile.errors import (
     AutotileError,
     DataError,
@@ -38,6 +38,9 @@ from autotile.errors import (
 from autotile.settings import ADDR_NO_RANDOMIZE, worker_environment
 
 _Parsed = TypeVar("_Parsed")
+
+Fields = Mapping[str, Any]
+"""A request or a reply, of values that `to_fields` takes."""
 
 GPU_WORKER, COMPILE_WORKER = "autotile.workers.bench", "autotile.workers.compile_pool"
 """Modules of the worker processes of a session."""
@@ -67,8 +70,7 @@ def limit_memory(max_bytes: int) -> None:
     """
     with suppress(OSError):  # not permitted on every system
         Path("/proc/self/oom_score_adj").write_text("1000")
-    mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _lower_limit(resource.RLIMIT_AS, mapped_pages * _PAGE_BYTES + max_bytes)
+    _lower_limit(resource.RLIMIT_AS, int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES + max_bytes)
 
 
 def memory_share_bytes(workers: int) -> int:
@@ -112,12 +114,12 @@ class Message(msgspec.Struct):
     """Line of a pipe: a request, the reply to it, or the stage of it that the child enters."""
 
     id: int
-    request: dict[str, Any] | None = None
-    reply: dict[str, Any] | None = None
+    request: JsonObject | None = None
+    reply: JsonObject | None = None
     stage: Name | None = None
 
 
-def parsed_reply(reply: Mapping[str, Any], schema: type[_Parsed]) -> _Parsed:
+def parsed_reply(reply: Fields, schema: type[_Parsed]) -> _Parsed:
     """Parse a reply.
 
     One with an ``error`` is raised: as `InputError` or `ToolchainError` if its ``kind``, ``input`` or ``toolchain``,
@@ -137,7 +139,7 @@ def parsed_reply(reply: Mapping[str, Any], schema: type[_Parsed]) -> _Parsed:
 
 Stage = Callable[[str], None]
 """Called with the name of a stage before the worker enters it."""
-Handler = Callable[[Mapping[str, Any], Stage], Mapping[str, Any]]
+Handler = Callable[[Fields, Stage], Fields]
 """Returns the reply to a request, of values that `to_fields` takes; with a true ``last``, the process ends then."""
 
 _PARENT_CHECK_S = 1.0
@@ -178,11 +180,11 @@ class Channel:
         """Tell the parent which stage of the request follows."""
         self._write({"id": self._request_id, "stage": stage})
 
-    def reply(self, reply: Mapping[str, Any]) -> None:
+    def reply(self, reply: Fields) -> None:
         """Reply to the last request."""
         self._write({"id": self._request_id, "reply": to_fields(reply)})
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write(self, message: Fields) -> None:
         self._output.write(encode_json(message).encode() + b"\n")
         self._output.flush()
 
@@ -304,8 +306,8 @@ class Child:
         os.set_blocking(self._stdin.fileno(), False)
 
     def request(
-        self, message: Mapping[str, Any], deadline_s: float, stage_limits_s: Mapping[str, float] | None = None
-    ) -> dict[str, Any]:
+        self, message: Fields, deadline_s: float, stage_limits_s: Mapping[str, float] | None = None
+    ) -> JsonObject:
         """Send a request, of values that `to_fields` takes, and wait for its reply.
 
         After the announcement of a stage, the next one or the reply must follow within its limit; a stage that is not
@@ -317,7 +319,7 @@ class Child:
             self.send(message, deadline_s)
             return self.receive(deadline_s, stage_limits_s)
 
-    def send(self, message: Mapping[str, Any], deadline_s: float) -> None:
+    def send(self, message: Fields, deadline_s: float) -> None:
         """Send a request, which the child handles after those sent before.
 
         Its reply, or the error of sending it, comes from `receive`; the replies come in the order of the requests.
@@ -336,7 +338,7 @@ class Child:
                 fault = error
             self.outstanding.append((self._requests, sent_at, fault))
 
-    def receive(self, deadline_s: float, stage_limits_s: Mapping[str, float] | None = None) -> dict[str, Any]:
+    def receive(self, deadline_s: float, stage_limits_s: Mapping[str, float] | None = None) -> JsonObject:
         """Wait for the reply to the oldest request without one; errors and limits as for `request`.
 
         The deadline counts from the `send` of the request, or from the previous reply if that is later.

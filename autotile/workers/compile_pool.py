@@ -6,13 +6,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from autotile.core.documents import Text, convert
 from autotile.core.model import Outcome
@@ -24,6 +24,7 @@ from autotile.settings import Settings, available_cores
 from autotile.workers.child import (
     COMPILE_WORKER,
     Child,
+    Fields,
     Stage,
     WorkerPool,
     limit_memory,
@@ -200,8 +201,7 @@ class CompilePool:
                 self._waiting.append((job, done, self._deadline_s if deadline_s is None else deadline_s))
             self._begin_waiting()
             return done
-        seconds = self._record(_CACHE_TRACK, "cached", start, job)
-        done.set_result(Compiled(cubin, seconds))
+        done.set_result(Compiled(cubin, self._record(_CACHE_TRACK, "cached", start, job)))
         return done
 
     def close(self) -> None:
@@ -351,9 +351,8 @@ class CompilePool:
             return Compiled(None, outcome=Outcome.TIMED_OUT, reason=reason)
         except WorkerError as error:
             child.kill()
-            killed = getattr(error, "killed", False)
-            hint = ", as the system does when memory runs out" if killed else ""
-            outcome = Outcome.NOT_COMPILED if killed else Outcome.COMPILE_FAILED
+            hint = ", as the system does when memory runs out" if error.killed else ""
+            outcome = Outcome.NOT_COMPILED if error.killed else Outcome.COMPILE_FAILED
             return Compiled(None, outcome=outcome, reason=f"the compiler failed: {error}{hint}")
         except (InputError, ToolchainError):
             self._worker_pool.release(child)
@@ -404,7 +403,7 @@ _caches: dict[tuple[str, int], CubinCache] = {}
 """Caches of a compile worker, by folder and limit."""
 
 
-def compile_one(message: Mapping[str, Any], _: Stage) -> Mapping[str, Any]:
+def compile_one(message: Fields, _: Stage) -> Fields:
     """Handle one request of a compile worker; that the cache cannot be written, or nothing compiled, is an error."""
     if not _caches:  # the first request
         limit_memory(message["memory_bytes"])

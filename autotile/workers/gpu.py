@@ -7,12 +7,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Outcome
+from autotile.core.model import Config, Outcome
 from autotile.errors import InputError, ToolchainError, WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import GPU_WORKER, Child, WorkerPool, parsed_reply, start_child
 from autotile.workers.jobs import (
@@ -31,13 +31,9 @@ from autotile.workers.jobs import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from autotile.space.search_space import SearchSpace
     from autotile.workers.compile_pool import CompileFarm
     from autotile.workers.python_reference import ExpectedFolder
-    from autotile.workers.sanitizer import Finding, Sanitizer
+    from autotile.workers.sanitizer import Sanitizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +52,7 @@ class GpuUse:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, with None for no reason."""
-        busy_s, lost = round(self.busy_s, 3), self.lost or None
-        return {"uuid": self.uuid, "trials": self.trials, "busy_s": busy_s, "scale": self.scale, "lost": lost}
+        return {**asdict(self), "busy_s": round(self.busy_s, 3), "lost": self.lost or None}
 
 
 class Backend(ABC):
@@ -68,10 +63,12 @@ class Backend(ABC):
     """
 
     device: DeviceProperties
-    source: Literal["cuda", "replayed"] = "cuda"
-    """Whether results are measured, or read from a recording."""
     notice: str = ""
     """One line for the user about the choice of the GPU; empty where it is the expected one."""
+    recorded: Sequence[Config] | None = None
+    """Configurations that can be run; None for all."""
+    sanitizer: Sanitizer | None = None
+    """Runs candidates under compute-sanitizer, if that is enabled."""
     farm: CompileFarm | None = None
     """Compilers of other machines that come with the GPU."""
     uuid: str = ""
@@ -85,9 +82,10 @@ class Backend(ABC):
     observe_wait: Callable[[str], None] = staticmethod(lambda _: None)
     """Called with what is waited for beside results, and with an empty text when that is over."""
 
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the rows of a space that can be run, shape (rows,); None for all."""
-        return None
+    @property
+    def source(self) -> Literal["cuda", "replayed"]:
+        """Whether results are measured, or read from a recording."""
+        return "replayed" if self.device.source == "replayed" else "cuda"
 
     def await_reference(self) -> None:  # noqa: B027 - most have none
         """Wait for the results of a reference in Python; an `InputError` is raised if it fails."""
@@ -125,10 +123,6 @@ class Backend(ABC):
     def spare(self) -> Backend | None:
         """Return a second GPU, to confirm what the first has found; None if there is none."""
         return None
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run candidates under compute-sanitizer; return one row of findings for each, empty if it is not enabled."""
-        return [[] for _ in candidates]
 
     @abstractmethod
     def close(self) -> None:
@@ -187,7 +181,7 @@ class Gpu(Backend):
         if device is not None:
             self.device = device
         self.uuid = uuid
-        self._sanitizer = sanitizer
+        self.sanitizer = sanitizer
         self._workload = workload
         self._device_index = device_index if workload is None else workload.device_index
         self._deadline_s = deadline_s
@@ -293,16 +287,12 @@ class Gpu(Backend):
         except WorkerError as error:
             number = int(error.stage.removeprefix(CHECK_STAGE)) if error.stage in checks_s else -1
             others = (*job.entries[:number], *job.entries[number + 1 :])
-            if number < 0 or getattr(error, "killed", False) or not any(one.candidate is not None for one in others):
+            if number < 0 or error.killed or not any(one.candidate is not None for one in others):
                 raise
             outcome = Outcome.TIMED_OUT if isinstance(error, WorkerTimeoutError) else Outcome.CRASHED
             fault = Reading(outcome, f"{error} in the last race", RACE_STAGE)
         raced = self.raced(replace(job, entries=others))
         return [*raced[:number], fault, *raced[number:]]
-
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
-        """Run candidates under the sanitizer, if there is one."""
-        return self._sanitizer.check_all(candidates) if self._sanitizer is not None else super().sanitize(candidates)
 
     def close(self) -> None:
         """Release the worker to the pool, or end it; a call that waits for it in another thread raises an error."""
@@ -432,8 +422,7 @@ class Gpu(Backend):
         return child
 
     def _send_problem(self, child: Child) -> None:
-        message = {"op": "open", "workload": self._workload, "device_index": self._device_index}
-        child.send(message, _OPEN_DEADLINE_S)
+        child.send({"op": "open", "workload": self._workload, "device_index": self._device_index}, _OPEN_DEADLINE_S)
         self._is_opening = True
 
     def _wait_until_open(self) -> DeviceProperties:

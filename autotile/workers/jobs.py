@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
-from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem
+from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem, Sizes
 
 if TYPE_CHECKING:
     from autotile.cuda.function import StepFunctions
@@ -49,7 +49,7 @@ class Workload:
     """Folder of the files that the arguments name."""
     captured_call: str = ""
     """Folder of a captured call, whose arguments are the inputs; "" for the declared contents."""
-    verify_sizes: tuple[Mapping[str, int], ...] = ()
+    verify_sizes: tuple[Sizes, ...] = ()
     """Sizes at which a candidate is verified besides the ragged and the tuned ones."""
     energy: bool = False
     """Whether the energy of a launch is measured, too."""
@@ -62,8 +62,16 @@ class Workload:
     reference_folder: str = ""
     """Folder of the results of a reference in Python, or of those on which configurations agreed; "" for none."""
 
+    def spec(self) -> KernelSpec:
+        """Parse the kernel, with the inputs of the captured call if there is one."""
+        from autotile.kernel.inputs import with_captured_call
+        from autotile.kernel.parser import parse_spec
 
-SizedCubin = tuple[Mapping[str, int], str, Mapping[str, str]]
+        spec = parse_spec(self.spec_text, self.spec_source, folder=self.spec_folder)
+        return with_captured_call(spec, Path(self.captured_call)) if self.captured_call else spec
+
+
+SizedCubin = tuple[Sizes, str, Mapping[str, str]]
 """Sizes other than those that are tuned, the path of the cubin that was compiled for them, and the names in it of its
 entries, as of a `Candidate`."""
 
@@ -224,8 +232,7 @@ class Reading:
         telemetry[GPU_SCALE] = round(scale * float(telemetry.get(GPU_SCALE, 1.0)), 6)
         times = tuple(round(time_us * scale, 4) for time_us in measured.samples_us)
         time_us, low_us, high_us = (scale * each for each in (measured.time_us, measured.low_us, measured.high_us))
-        measurement = Measurement(time_us, low_us, high_us, times, measured.l2)
-        return replace(self, measurement=measurement, telemetry=telemetry)
+        return replace(self, measurement=Measurement(time_us, low_us, high_us, times, measured.l2), telemetry=telemetry)
 
 
 SECOND_SEED = 1

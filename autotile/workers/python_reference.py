@@ -19,8 +19,9 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +29,7 @@ import numpy as np
 
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.dtypes import DTYPES
-from autotile.core.model import Problem
+from autotile.core.model import Problem, Sizes
 from autotile.core.text import shown_text, sizes_text
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import DataError, InputError
@@ -46,7 +47,7 @@ _GRACE_S = 0.5
 """Time between the end of a child's answer and that of the process, in seconds."""
 
 
-DrawnInputs = tuple[Mapping[str, int], int, bool]
+DrawnInputs = tuple[Sizes, int, bool]
 """One set of inputs: sizes with flags, the seed, and whether scalars have their check values."""
 
 
@@ -123,16 +124,11 @@ class ExpectedFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _begin(self, inputs: Sequence[DrawnInputs], limit_s: float) -> None:
-        def write(answer: Callable[[str], None]) -> None:
-            for one in inputs:
-                self._write(*one)
-                answer("")
-
         _flush()
         try:
             self._reader, writer = os.pipe()
             try:
-                self._process = _fork(write, self._reader, writer)
+                self._process = _fork(partial(self._answer, inputs, writer), self._reader)
             except BaseException:
                 os.close(self._reader)
                 raise
@@ -144,6 +140,31 @@ class ExpectedFolder:
         self._seeds = [seed for _, seed, _ in inputs]
         self._limit_s, self._deadline_s = limit_s, time.monotonic() + limit_s
         self._unread = b""
+
+    def _answer(self, inputs: Sequence[DrawnInputs], writer: int) -> NoReturn:
+        """Call the function in the child for each set of inputs, and end it; an answer is a line of JSON in a pipe.
+
+        It is empty, or the error that ends the calls. The caller handles what is raised here.
+        """
+
+        def answer(error: str) -> None:
+            _flush()
+            line = encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode() + b"\n"
+            while line:
+                line = line[os.write(writer, line) :]
+
+        try:
+            try:
+                for one in inputs:
+                    self._write(*one)
+                    answer("")
+            except InputError as fault:
+                answer(_text(fault))
+            except BaseException as fault:
+                answer(f"the reference cannot be computed: {_described(fault)}")
+        except BaseException:  # even the description of an exception may raise another
+            os.write(writer, b'"the reference cannot be computed, and its exception cannot be described"\n')
+        os._exit(0)
 
     def _next_fault(self) -> str:
         """Wait for the answer to the next set, and return what is wrong with it; empty if nothing is."""
@@ -197,7 +218,7 @@ class ExpectedFolder:
             return None
         return status if not runs else None
 
-    def _write(self, sizes: Mapping[str, int], seed: int, check: bool) -> None:
+    def _write(self, sizes: Sizes, seed: int, check: bool) -> None:
         function = self._spec.reference.function
         place = f"{self._spec.source}: [reference] function {function} at {sizes_text(sizes)}"
         library: Any = load_cupy() if self._library == "cupy" else np
@@ -258,10 +279,8 @@ def shaped_problems(spec: KernelSpec, problem: Problem) -> list[dict[str, int]]:
 _MAX_SHAPES = 64
 
 
-def _fork(run: Callable[[Callable[[str], None]], None], reader: int, writer: int) -> int:
-    """Fork a child that calls a function with one that answers, answers its error and ends; return its id.
-
-    An answer is a line of JSON in a pipe.
+def _fork(run: Callable[[], NoReturn], reader: int) -> int:
+    """Fork a child that calls a function, without the parent's end of a pipe; return its id.
 
     The child must never return into the program that called autotile. No handler of a signal may interrupt it before
     it is within a ``finally``: signals are blocked until their handlers are removed.
@@ -279,33 +298,12 @@ def _fork(run: Callable[[Callable[[str], None]], None], reader: int, writer: int
                                 signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
                     os.close(reader)
-                    _answer(run, writer)
+                    run()
                 finally:
                     os._exit(1)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return process
-
-
-def _answer(run: Callable[[Callable[[str], None]], None], writer: int) -> NoReturn:
-    """Call the function in the child, and answer its error if it raises one; the caller handles what is raised here."""
-
-    def answer(error: str) -> None:
-        _flush()
-        line = encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode() + b"\n"
-        while line:
-            line = line[os.write(writer, line) :]
-
-    try:
-        try:
-            run(answer)
-        except InputError as fault:
-            answer(_text(fault))
-        except BaseException as fault:
-            answer(f"the reference cannot be computed: {_described(fault)}")
-    except BaseException:  # even the description of an exception may raise another
-        os.write(writer, b'"the reference cannot be computed, and its exception cannot be described"\n')
-    os._exit(0)
 
 
 def _flush() -> None:
@@ -335,10 +333,8 @@ def _described(error: BaseException) -> str:
     text = f"{type(error).__name__}: {_text(error)[:_MAX_TEXT]}"
     if not frames:
         return text
-    user = frames[0]
-    for frame in frames:  # the innermost line of the file in which the function is
-        if frame.filename == frames[0].filename:
-            user = frame
+    # the innermost line of the file in which the function is
+    user = [frame for frame in frames if frame.filename == frames[0].filename][-1]
     line = f": {user.line}" if user.line else ""
     return f"{text}, in {user.name}, {user.filename}, line {user.lineno}{line}"
 

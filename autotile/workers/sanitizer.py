@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -32,9 +32,8 @@ from autotile.cuda.function import LaunchSequence
 from autotile.cuda.packing import pack_launches
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import AutotileError, ToolchainError
-from autotile.kernel.inputs import input_maker, missing_input, with_captured_call
+from autotile.kernel.inputs import input_maker, missing_input
 from autotile.kernel.launch import LaunchData, LaunchPlan, problem_scalars
-from autotile.kernel.parser import parse_spec
 from autotile.settings import toolkit_folders, worker_environment
 from autotile.space.limits import check_config
 from autotile.workers.child import exit_with_parent, is_running, kill_group, limit_disk_use, reap
@@ -112,6 +111,7 @@ def find_sanitizer(named: str = "") -> Path:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Sanitizer:
     """Runs candidates under compute-sanitizer's tools, each in a process of its own.
 
@@ -119,11 +119,10 @@ class Sanitizer:
     that of a check: the tools slow a kernel down by a factor of ten to some hundred.
     """
 
-    def __init__(self, workload: Workload, program: Path, deadline_s: float) -> None:
-        self._workload = workload
-        self._program = program
-        self._deadline_s = deadline_s
-        self._stop = threading.Event()
+    _workload: Workload
+    _program: Path
+    _deadline_s: float
+    _stop: threading.Event = field(default_factory=threading.Event)
 
     def check(self, candidate: Candidate, tool: Tool) -> Finding:
         """Run one candidate under one tool; failures of the run are findings, not errors."""
@@ -258,10 +257,7 @@ def launch_at_all_sizes(workload: Workload, candidate: Candidate, notify: Callab
 
     At the others, scalars take their values for verification.
     """
-    config, dtype = candidate.config, workload.dtype
-    spec = parse_spec(workload.spec_text, workload.spec_source, folder=workload.spec_folder)
-    if workload.captured_call:
-        spec = with_captured_call(spec, Path(workload.captured_call))
+    config, dtype, spec = candidate.config, workload.dtype, workload.spec()
     cupy = load_cupy()
     cupy.cuda.Device(workload.device_index).use()
     cupy.cuda.set_allocator(None)  # no pool

@@ -6,7 +6,6 @@ from pathlib import Path
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
 from autotile.exchange.recording import read_recording
-from autotile.space.search_space import SearchSpace
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.replay import ReplayBackend
 
@@ -57,12 +56,9 @@ def ending_at(
 
 
 class FakeGpu(ReplayBackend):
-    source = "cuda"
     measures_energy = False
+    recorded = None
 
     def __init__(self, path: Path, device: DeviceProperties) -> None:
         super().__init__(read_recording(path))
         self.device = device
-
-    def available_rows(self, space: SearchSpace) -> None:
-        return None

@@ -3,7 +3,6 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -26,7 +25,6 @@ from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.session import record
 from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import Candidate, Check, Entry, Race
-from autotile.workers.sanitizer import Finding
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
 
@@ -64,7 +62,7 @@ def test_a_gpu_is_used_where_there_is_one_and_its_worker_starts_before_the_devic
     monkeypatch.setattr(backends, "live_device", lambda index: structs.replace(bench.device, source="cuda"))
     with closing(choose()) as chosen:
         assert (chosen.device.source, chosen.source, chosen.notice) == ("cuda", "cuda", "")
-        assert chosen.available_rows(None) is None
+        assert chosen.recorded is None
     calls = Mock()
     calls.live_device.side_effect = ToolchainError("no driver")
     monkeypatch.setattr(backends, "Gpu", calls.Gpu)
@@ -74,14 +72,11 @@ def test_a_gpu_is_used_where_there_is_one_and_its_worker_starts_before_the_devic
     assert [name for name, *_ in calls.mock_calls] == ["Gpu", "live_device", "Gpu().close"]
 
 
-def test_a_worker_that_dies_in_the_race_gives_no_times_and_findings_need_a_sanitizer(monkeypatch):
+def test_a_worker_that_dies_in_the_race_gives_no_times(monkeypatch):
     monkeypatch.setattr(Gpu, "_start", lambda gpu: None)
-    gpu, candidates, findings = Gpu(None, 1.0), [Candidate(CANDIDATE, "")], [[Finding("memcheck", "passed", "")]]
+    gpu = Gpu(None, 1.0)
     monkeypatch.setattr(gpu, "_request", Mock(side_effect=WorkerError("the worker died")))
-    assert gpu.run(Race((Entry(candidates[0]),), 9, 0)) == []
-    assert gpu.sanitize(candidates) == [[]]
-    gpu._sanitizer = SimpleNamespace(check_all=lambda given: findings if given == candidates else None)
-    assert gpu.sanitize(candidates) == findings
+    assert gpu.run(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0)) == []
 
 
 def test_a_driver_without_a_device_leaves_no_worker_behind(bench, tmp_path, monkeypatch):
@@ -162,7 +157,6 @@ class TestReplay:
         candidate = Candidate(CANDIDATE, "")
         assert backend.run(Race((Entry(candidate),), 9, 0)) == []
         assert [one.outcome for one in backend.run(Check((Entry(candidate),), 75, seed=1))] == [Outcome.OK]
-        assert backend.sanitize([candidate, candidate]) == [[], []]
 
 
 class TestWithNothingToMeasure:

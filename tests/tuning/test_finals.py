@@ -63,7 +63,9 @@ class Racer(GivenGpu):
         found = {OUTPUT_DIGEST: digest} if digest else {}
         return Reading(Outcome.OK, stage="verify", telemetry={"repeats": done, **found})
 
-    def sanitize(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
+    sanitizer = property(lambda self: self)
+
+    def check_all(self, candidates: Sequence[Candidate]) -> list[list[Finding]]:
         return [list(self.findings) if candidate.config == A else [] for candidate in candidates]
 
     def race(self, job: Race) -> list[Reading]:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -59,13 +59,12 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
 """SHA-256 of the author's headers; empty for none."""
 
 
+@dataclass(eq=False)
 class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Compilers, held by a process of Dask, for ``count`` compilations at the same time."""
+    """Compilers, held by a process of Dask, for a number of compilations at the same time."""
 
     name = _PLUGIN
-
-    def __init__(self, count: int) -> None:
-        self._count = count
+    _count: int
 
     def setup(self, worker: Any) -> None:
         """Make the pool of compile workers; leave Ctrl-C to the nanny."""

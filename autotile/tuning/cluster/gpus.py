@@ -9,12 +9,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autotile.core.device import DeviceProperties, is_name_of
 from autotile.errors import AutotileError, InputError, WorkerError
-from autotile.space.search_space import SearchSpace
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
 from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest
 from autotile.tuning.gpu_group import GpuGroup
@@ -62,26 +58,21 @@ class RemoteGpu(Backend):
     ) -> None:
         self.device = device
         self.uuid = gpu
-        self.source = "replayed" if recorded is not None else "cuda"
-        self.notice = recorded.notice if recorded is not None else ""
+        if recorded is not None:
+            self.notice, self.recorded = recorded.notice, recorded.recorded
         self.is_closed = self.was_absent = False
         self._cluster = cluster
         self._work = work
-        self._recorded = recorded
         self._meanwhile = meanwhile
         self._submitted: deque[tuple[Candidate, SentRequest]] = deque()
         """Candidates without a result and their requests, oldest first."""
         self._running: SentRequest | None = None
         """Request of another method."""
 
-    def available_rows(self, space: SearchSpace) -> NDArray[np.bool_] | None:
-        """Return a mask over the recorded rows; None for a real GPU."""
-        return self._recorded.available_rows(space) if self._recorded is not None else None
-
     def wait(self) -> None:
         """Wait until the worker has set up the problem."""
         self._running = self._cluster.send(self.uuid, "open", self._work)
-        self._reply(self._running)
+        self._readings(self._running, may_be_none=True)
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Send a candidate with its cubin; it waits in the process of the GPU while an earlier one runs."""
@@ -104,7 +95,7 @@ class RemoteGpu(Backend):
     def run(self, job: Job) -> list[Reading]:
         """Run a job in the process of the GPU."""
         self._running = self._cluster.send(self.uuid, "run", self._work, job)
-        return self._reply(self._running).readings if isinstance(job, Race) else self._readings(self._running)
+        return self._readings(self._running, may_be_none=isinstance(job, Race))
 
     def close(self) -> None:
         """Release the GPU to other sessions, and end what another thread waits for."""
@@ -116,17 +107,15 @@ class RemoteGpu(Backend):
             self._running.withdraw()
         self._cluster.send(self.uuid, "close", self._work).forget()
 
-    def _readings(self, sent: SentRequest) -> list[Reading]:
-        if not (readings := self._reply(sent).readings):
-            raise WorkerError(f"the reply of {self.uuid} holds no result")
-        return readings
-
-    def _reply(self, sent: SentRequest) -> GpuReply:
+    def _readings(self, sent: SentRequest, *, may_be_none: bool = False) -> list[Reading]:
         try:
-            return self._cluster.result(sent, meanwhile=self._meanwhile)
+            readings = self._cluster.result(sent, meanwhile=self._meanwhile).readings
         except AbsentGpuError:
             self.was_absent = True
             raise
+        if not (readings or may_be_none):
+            raise WorkerError(f"the reply of {self.uuid} holds no result")
+        return readings
 
 
 class ClusterGpus(GpuGroup):
@@ -367,10 +356,9 @@ class ClusterLane(Lane):
 
     def free(self, held: Collection[GpuName]) -> list[GpuName]:
         """Return the GPUs that neither hold a problem nor work for another command."""
-        present = self._present()
-        self._ask([gpu for gpu in present if gpu not in held])
-        known = {gpu: self._replies[gpu][0] for gpu in present if gpu in self._replies}
-        return [gpu for gpu, reply in known.items() if gpu not in held and not reply.is_busy and self._is_of_use(gpu)]
+        present = [gpu for gpu in self._present() if gpu not in held]
+        self._ask(present)
+        return [gpu for gpu in present if self._is_of_use(gpu) and not self._replies[gpu][0].is_busy]
 
     def close(self) -> None:
         """Disconnect."""

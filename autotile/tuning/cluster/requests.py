@@ -98,8 +98,7 @@ class Cluster:
             return name
 
         message = job_message(with_files(job, packed)) if job is not None else {}
-        request = replace(work, op=op, job=message)
-        sent = SentRequest(gpu, encode_json(to_fields(request)), cubins)
+        sent = SentRequest(gpu, encode_json(to_fields(replace(work, op=op, job=message))), cubins)
         self._submit(sent)
         return sent
 

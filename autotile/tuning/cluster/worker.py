@@ -84,29 +84,30 @@ class GpuReply:
     readings: list[Reading] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     """A GPU that a machine offers, one of its own or one that replays a recording, held by a process of Dask.
 
-    ``recordings`` are the files that a simulated GPU replays, one a problem, and ``seconds`` is the time that it takes
-    for a candidate.
+    Its CUDA index follows; or of a simulated one, the files that it replays, one a problem, and the seconds that it
+    takes for a candidate.
     """
 
     name = _PLUGIN
     setup = staticmethod(ignore_interrupts)
     """Leave Ctrl-C, which reaches all processes of a terminal, to the nanny, which ends this one."""
 
-    def __init__(
-        self, uuid: str, device: DeviceProperties, index: int = 0, recordings: Sequence[str] = (), seconds: float = 0.0
-    ) -> None:
-        self.uuid, self.device = uuid, device
-        self._index, self._recordings, self._seconds = index, recordings, seconds
-        self._backend: Backend | None = None
-        self._session = ""
-        self._used_at = 0.0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._workers: WorkerPool | None = None
-        """The GPU worker between two sessions."""
-        self._idle: threading.Timer | None = None
+    uuid: str
+    device: DeviceProperties
+    _index: int = 0
+    _recordings: Sequence[str] = ()
+    _seconds: float = 0.0
+    _backend: Backend | None = None
+    _session: str = ""
+    _used_at: float = 0.0
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _workers: WorkerPool | None = None
+    """The GPU worker between two sessions."""
+    _idle: threading.Timer | None = None
 
     def teardown(self, worker: Any) -> None:
         """End the GPU's worker process."""
@@ -196,10 +197,10 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         backend, self._backend, self._session = self._backend, None, ""
         if backend is not None:
             backend.close()
-        if backend is not None and self._workers is not None:
-            self._idle = threading.Timer(_IDLE_S, self._end_idle)
-            self._idle.daemon = True
-            self._idle.start()
+            if self._workers is not None:
+                self._idle = threading.Timer(_IDLE_S, self._end_idle)
+                self._idle.daemon = True
+                self._idle.start()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
@@ -242,9 +243,8 @@ def replayed_gpus(recording: Path, numbers: Sequence[int], seconds: float) -> li
     files = sorted(recording.glob("*.npz")) if recording.is_dir() else [recording]
     if not files:
         raise InputError(f"there is no recording (*.npz) in {recording}")
-    devices = {file: ReplayBackend(read_recording(file)).device for file in files}
-    device = devices[files[0]]
-    if any(one.name != device.name for one in devices.values()):
+    device, *others = [ReplayBackend(read_recording(file)).device for file in files]
+    if any(one.name != device.name for one in others):
         raise InputError(f"the recordings in {recording} are of several GPUs; give each model a worker of its own")
     host, paths = socket.gethostname(), tuple(str(file.absolute()) for file in files)
     return [GpuPlugin(f"{SIMULATED}{host}-{n}", device, n, paths, seconds) for n in numbers]
@@ -274,8 +274,7 @@ def offer(
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        start = local_host(scheduler, security, _FIRST_ANSWER_S)
-        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(start)]
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(local_host(scheduler, security, _FIRST_ANSWER_S))]
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: [task.cancel() for task in tasks])
         with suppress(asyncio.CancelledError):
