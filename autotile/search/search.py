@@ -418,11 +418,11 @@ class Shortlist:
     @property
     def expected_gain(self) -> float | None:
         """Gain that is expected of the last 256 proposals together, see `Search.gain_of`."""
-        return self._search.gain_of()
+        return self._search.gain_of(_EXPECTED_PROPOSALS)
 
     def trials_until(self, gain: float) -> float | None:
         """Return the number of trials after which `expected_gain` is below ``gain``; None if that is not foreseen."""
-        proposals = self._search.proposals_until(gain)
+        proposals = self._search.proposals_until(gain, _EXPECTED_PROPOSALS)
         return None if proposals is None else proposals / self._lookahead.per_measured
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:

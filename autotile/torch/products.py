@@ -452,7 +452,7 @@ def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:
     return own | {"aligned": aligned, "emulate": emulate, "device": input.get_device()}
 
 
-class _Trial:
+class _LaunchTrial:
     """Whether calls of one kind gain by launches in the program itself: rounds of calls by PyTorch, and of launches.
 
     They gain where the program gets on at least as fast, or the GPU falls far behind the host beside launches, too.
@@ -502,13 +502,13 @@ def _quickest(rounds: list[tuple[float, int]]) -> tuple[float, int]:
     return min((time_s for time_s, _ in rounds[1:]), default=0.0), sum(idle for _, idle in rounds[1:])
 
 
-def _trial_of(key: object, gain: Gain, has_bias: bool) -> _Trial | None:
+def _trial_of(key: object, gain: Gain, has_bias: bool) -> _LaunchTrial | None:
     """Return the trial of a kind of calls; None where launches cannot gain, or what computes must not vary."""
     trial = _notes.get(("trial", key))
     if trial is None or trial.choice is not gain.choice:
         if not gain.is_worthwhile(bias=has_bias, queued_us=LEAST_QUEUED_US) or read_settings().numerics == "same":
             return None
-        trial = _products.note(("trial", key), _Trial(gain.choice))
+        trial = _products.note(("trial", key), _LaunchTrial(gain.choice))
     return trial  # type: ignore[no-any-return]
 
 

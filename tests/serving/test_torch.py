@@ -428,7 +428,7 @@ class TestLeftToPytorch:
         class Kernel:
             calls = 0
 
-        now, kernel, trial, seen = [0.0], Kernel(), products._Trial("a choice"), list[bool]()
+        now, kernel, trial, seen = [0.0], Kernel(), products._LaunchTrial("a choice"), list[bool]()
         idles = {1: idle[0] // 2, 2: idle[0] - idle[0] // 2, 4: idle[1], 5: 0}
         monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         monkeypatch.setattr(products, "_products", {"kind": SimpleNamespace(kernel=kernel)})
