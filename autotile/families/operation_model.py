@@ -163,9 +163,7 @@ def model_inputs(
     names = tuple((name, specs[name].proper_sizes) for name in kernels)
     first = next(iter(kernels), None)
     of_arrays = array_extents(specs[first], kernels[first]) if first is not None else {}
-    extents = tuple(
-        of_arrays.get(name, ()) for name in vocabulary.arrays
-    )  # of the first kernel, as places of its sizes
+    extents = tuple(of_arrays.get(name, ()) for name in vocabulary.arrays)  # of the first kernel, as places of sizes
 
     def of_problem(sizes: Sizes, kernels: KernelSizes) -> Vector:
         values = [sizes[name] for name in vocabulary.sizes]

@@ -247,7 +247,7 @@ class Surrogate:
     prior: ExpectedSpeeds | None = None
     features: Mapping[int, Floats] | None = None
     max_first: int = field(kw_only=True)
-    fitted: int = 0
+    fitted: int = field(default=0, init=False)
     """Number of trials of the newest fit, counted by their end; 0 before the first."""
 
     def update(self) -> bool:

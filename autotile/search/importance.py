@@ -337,10 +337,12 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
         if count < _MIN_BEST_TRIALS or any(reading is None or isinstance(reading, bool | str) for reading in readings):
             continue
         values = np.array(readings, np.float64)  # in the order of the times
-        sides: tuple[tuple[Literal["above", "below"], int], ...] = (("above", 1), ("below", -1))
-        for side, sign in sides:
-            value = sign * (sign * values[:count]).max()
-            beyond = times[sign * values > sign * value]
+        sides: tuple[tuple[Literal["above", "below"], float], ...] = (
+            ("above", values[:count].max()),
+            ("below", values[:count].min()),
+        )
+        for side, value in sides:
+            beyond = times[values > value] if side == "above" else times[values < value]
             loss = float(beyond.min() / times[0] - 1) if len(beyond) else 0.0
             chance = math.prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
             if len(beyond) >= _MIN_OTHER_TRIALS and loss >= _MIN_LOSS and chance <= _MAX_CHANCE:

@@ -348,7 +348,8 @@ class Search:
         """
         if row not in self._pending:
             raise ConfigError(f"row {row} was not proposed or was told already; tell each proposal once")
-        asked, (state, values) = self._pending.pop(row), self._result(trial)
+        asked = self._pending.pop(row)
+        state, values = self._result(trial)
         if asked is not None:
             for name, value in attributes_of(trial).items():
                 asked.set_user_attr(name, value)

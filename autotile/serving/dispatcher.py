@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from autotile.core.device import DeviceProperties, device_profile
 from autotile.core.dtypes import dtype_name
 from autotile.core.forks import cached_property
-from autotile.core.model import Config, L2Mode
+from autotile.core.model import Config, L2Mode, Sizes
 from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import key_differences, key_of
@@ -461,20 +461,22 @@ class Dispatcher:
         name, library = str(lookup.name), lookup.library
         operation = self._operation(name) or load_operation(name, checks=False)
         problem = operation.resolve(lookup.sizes, lookup.dtype, defaults=defaults)
+        bundle = self._open_bundle(lookup.bundle) if lookup.bundle is not None else None
         shelf = self._shelf_for(operation, problem.dtype, lookup, anew=anew)
-        pin = self._pin_in_force if lookup.bundle is None else None
-        if lookup.bundle is not None:
+        pin = self._pin_in_force if bundle is None else None
+        if bundle is not None:
             of_kernel = replace(lookup, dtype=problem.dtype, is_operation=False)
-            served = shelf.serve_packed(
-                *(problem, self._open_bundle(lookup.bundle)),
-                lambda kernel, own: self.find(replace(of_kernel, name=kernel, sizes=own)),
-                library=library,
-            )
+
+            def find(kernel: str, sizes: Sizes) -> BoundKernel:
+                return self.find(replace(of_kernel, name=kernel, sizes=sizes))
+
+            served = shelf.serve_packed(problem, bundle, find, library=library)
         elif pin is not None and (way := pin.way_for(shelf, problem, library=library, numerics=lookup.numerics)):
             served = shelf.bind(way)
         else:
             may_race = self.may_race and lookup.numerics != "same" and not anew and pin is None
-            served = shelf.serve(problem, library=library, race=(lookup.race or None) if may_race else False)
+            race = may_race and (lookup.race or shelf.races)
+            served = shelf.serve(problem, library=library, race=race)
             if pin is None and not self._waits(lookup):
                 served.find_stand_in = partial(shelf.stand_in, problem, library=library)
         served.operation, served.library_allowed = problem, library

@@ -113,6 +113,11 @@ class Way(NamedTuple):
     doubt: float | None = None
 
     @property
+    def problem(self) -> Problem:
+        """The problem by the names of the kernel."""
+        return self.code.problem
+
+    @property
     def contender(self) -> Contender:
         """The way as an explanation states it."""
         source = self.choice.source if self.time_us is not None else ""
@@ -168,7 +173,8 @@ class OperationShelf:
         self.specs = {name: member.kernel.spec for name, member in self.members.items()}
         self.fault = next((shelf.fault for shelf in stored.values() if shelf.fault), "")
         self.measured_names = [name for name in operation.sizes if name not in operation.conditions]
-        self._races = read_settings().race and read_settings().numerics != "same"
+        self.races = read_settings().race and read_settings().numerics != "same"
+        """Whether the settings ask for races."""
         self.model = model_of(location, operation.name, dtype, self.device)
         self.libraries = libraries_for(operation, is_present=self.device_index is not None)
         self.library_times = {library.name: self._times_of(library) for library in self.libraries}
@@ -200,15 +206,14 @@ class OperationShelf:
         names = {own, *self.members, *(f"{own}:{library.name}" for library in self.libraries)}
         return frozenset(one for one in read_file(self._location, CHANGES) or () if one[0] in names)
 
-    def serve(self, problem: Problem, *, library: bool = True, race: bool | None = None) -> BoundKernel:
+    def serve(self, problem: Problem, *, library: bool = True, race: bool = False) -> BoundKernel:
         """Return the best way to compute a problem, ready to be launched.
 
-        With ``race``, or by the setting if that is None, the first call races the best few ways if nothing was measured
-        for the problem. Raise `InputError` if no kernel computes the problem on the device.
+        With ``race``, the first call races the best few ways if nothing was measured for the problem. Raise
+        `InputError` if no kernel computes the problem on the device.
         """
         served = self.bind(OperationRequest(self, problem, library=library).ways()[0])
-        races = self._races if race is None else race
-        if races and self.device_index is not None and served.tier != "exact":
+        if race and self.device_index is not None and served.tier != "exact":
             from autotile.serving.racing import adopt_fastest
 
             present = self.contenders(problem, library=library)
@@ -286,9 +291,9 @@ class OperationShelf:
             if (packed := self._expected_packed(problem, bundle, library=library)) is None:
                 raise
             return packed
-        return (
-            nearest if nearest.tier == "exact" else self._expected_packed(problem, bundle, library=library) or nearest
-        )
+        if nearest.tier == "exact":
+            return nearest
+        return self._expected_packed(problem, bundle, library=library) or nearest
 
     def _expected_packed(self, problem: Problem, bundle: Bundle, *, library: bool) -> BoundKernel | None:
         """Return the fastest by the model, of libraries and what a bundle holds; None without a model or any."""
@@ -316,9 +321,10 @@ class OperationShelf:
 
     def request_for(self, kernel: str, sizes: Sizes, shelf: Shelf | None = None) -> KernelRequest:
         """Return a problem of one of the kernels, by its name and its sizes."""
-        of, own = self.members[kernel].kernel, shelf or self.members[kernel].shelf
-        problem = resolve_problem(of.spec, sizes, self.dtype)
-        return KernelRequest(of, problem, self.device, self.nvrtc_version, own, l2=self.l2)
+        member = self.members[kernel]
+        problem = resolve_problem(member.kernel.spec, sizes, self.dtype)
+        of = member.kernel, problem, self.device, self.nvrtc_version, shelf or member.shelf
+        return KernelRequest(*of, l2=self.l2)
 
     def _times_of(self, library: Library) -> dict[tuple[int, ...], tuple[Choice, float]]:
         """Return the stored results of a library on this GPU, each with its time, by sizes and flags."""
@@ -424,13 +430,9 @@ def expected(request: OperationRequest) -> Iterator[Way]:
         return
     fits = request.fits
     learned_on = shelf.model.gpu_name if shelf.model.gpu_name != shelf.device.name else ""
-    for one in shelf.model.choose(
-        *(request.problem.sizes, fits, shelf.specs, shelf.device),
-        libraries=list(own),
-        count=request.expected,
-        dtype=shelf.dtype,
-        accepts=request.accepts,
-    ):
+    options: dict[str, Any] = {"count": request.expected, "dtype": shelf.dtype, "accepts": request.accepts}
+    of = request.problem.sizes, fits, shelf.specs, shelf.device
+    for one in shelf.model.choose(*of, libraries=list(own), **options):
         name, config = one.candidate.kernel, one.candidate.config
         choice = Choice("model", config, tuned_on=learned_on)
         if name in own:
@@ -477,7 +479,7 @@ def _nearest_first(
             # Measured on this GPU, on another, not at all, and what must be measured; the distance; the time.
             place = {"transferred": 1, "default": 2}.get(choice.tier, 0)
             order = 3 if place and member.measured_only else place
-            distance = size_distance(choice.tuned_sizes or {}, {**member.load().spec.sizes, **sizes})
+            distance = size_distance(choice.tuned_sizes or {}, one.problem.sizes)
             found.append(((order, distance, tuned.time_us if tuned is not None else math.inf), one))
         except InputError as error:
             refusals.append(f"{member.name}: {error}")

@@ -344,8 +344,9 @@ def choose(request: KernelRequest) -> Choice:
     """Return the best choice for a problem."""
     shelf = request.shelf
     # The user's own result by its key, which needs no others to be read.
-    own = map(request.choice_of, shelf.own(request.key) if isinstance(shelf, DatabaseShelf) else ())
-    if (found := next(filter(request.allows, own), None) or request.stored(tier="exact")) is not None:
+    own = shelf.own(request.key) if isinstance(shelf, DatabaseShelf) else ()
+    found = next(filter(request.allows, map(request.choice_of, own)), None) or request.stored(tier="exact")
+    if found is not None:
         return found
     known = list(shelf.rules)
     if not shelf.compares:

@@ -245,6 +245,8 @@ class TestRefusals:
         (tmp_path / "text").write_text("no archive")
         with pytest.raises(BundleError, match="damaged, changed or not a bundle"):
             ask(tmp_path / "text", 4096)
+        with pytest.raises(BundleError, match="cannot read the bundle"):  # which is read before the device is
+            get_best_kernel("matmul", M=64, N=64, K=64, device="none", bundle=tmp_path / "nothing")
 
     def test_truncated_or_a_changed_byte_anywhere(self, bundle):
         """Every member is checked; a change in the structure of the archive may be harmless."""

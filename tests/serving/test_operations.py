@@ -254,6 +254,15 @@ def test_a_library_is_added_to_ones_own_operation_from_python(scaling_toml):
         autotile.add_library(path, "cublas", print)
 
 
+def test_look_ups_of_further_sizes_read_no_kernel_again(scaling_toml):
+    """Reading the five kernels of ``matmul`` takes 4 ms."""
+    find = default_dispatcher.get_best_kernel
+    assert find(str(scaling_toml), n=1000, device="h200").kernel == "scale"
+    for path in scaling_toml.parent.glob("*.toml"):
+        path.write_text("changed")
+    assert find(str(scaling_toml), n=2000, device="h200").problem.sizes["n"] == 2000
+
+
 def test_an_explanation_on_the_command_line_and_in_python(model):
     from typer.testing import CliRunner
 
