@@ -191,8 +191,8 @@ def open_session(
         with fork_guard.use():
             from autotile.database.engine import parse_location
 
-        used = options.replay, parse_location(location)
-        check_output(options.trace, *(one for one in used if isinstance(one, str | Path)))
+        for used in (options.replay, parse_location(location)):
+            check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
         backend = stack.enter_context(closing(chosen))

@@ -99,7 +99,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     uuid: str
     device: DeviceProperties
     _index: int = 0
-    _recordings: Sequence[str] = ()
+    recordings: Sequence[str] = ()
     _seconds: float = 0.0
     _backend: Backend | None = None
     _session: str = ""
@@ -149,8 +149,8 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         if asked is None:
             self._end_idle()
             return
-        if self._recordings:
-            found = {file: read_recording_header(Path(file)).problem for file in self._recordings}
+        if self.recordings:
+            found = {file: read_recording_header(Path(file)).problem for file in self.recordings}
             wanted = request.kernel, {**asked.sizes}, asked.dtype
             same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
             if not same:
