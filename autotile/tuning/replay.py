@@ -6,12 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from msgspec import structs
 
+from autotile.core.device import DeviceProperties
+from autotile.core.forks import cached_property
 from autotile.core.model import ENERGY, ERROR, Config, Outcome, Problem
 from autotile.core.statistics import DISCARD_RATIO, discard_reason
 from autotile.database.keys import version_of
@@ -35,13 +36,7 @@ class ReplayBackend(Backend):
     def __init__(
         self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0
     ) -> None:
-        header = recording.header
-        if header.device is None:
-            raise RecordingError(
-                f"the recording names the GPU {header.key.gpu_name!r}, of which nothing is known; "
-                "replay needs the device's properties"
-            )
-        self.device = structs.replace(header.device, source="replayed")
+        self.device = structs.replace(_recorded_device(recording), source="replayed")
         self.notice = notice
         self.uuid = uuid
         self._recording = recording
@@ -51,7 +46,7 @@ class ReplayBackend(Backend):
         self._closed = threading.Event()
 
     @cached_property
-    def recorded(self) -> list[Config]:  # type: ignore[override]
+    def recorded(self) -> list[Config]:
         """All configurations of the recording."""
         return [self._recording.config(number) for number in range(len(self._recording))]
 
@@ -153,10 +148,20 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
     return recording
 
 
+def _recorded_device(recording: Recording) -> DeviceProperties:
+    if recording.header.device is None:
+        raise RecordingError(
+            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
+            "replay needs the device's properties"
+        )
+    return recording.header.device
+
+
 def replay_notice(recording: Recording, options: TuneOptions) -> str:
     """Return the line for the user that says what is replayed, and why."""
     reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
-    notice = f"{reason}: launches are replayed from measurements recorded on {recording.header.key.gpu_name}"
+    name = _recorded_device(recording).name  # an imported result may name it in other words
+    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
     if not recording.header.key.template_hash:
         notice += ", imported: of which version of the kernel is not known"
     if options.verify_sizes:

@@ -50,6 +50,7 @@ def test_a_recording_stands_in_for_a_missing_gpu_or_one_that_is_not_asked_for(be
     assert choose(replay=recording).notice.startswith("replay was asked for")
     imported = choose(replay=bench.record(template_hash=""))  # of another tuner
     assert imported.notice.endswith(", imported: of which version of the kernel is not known")
+    assert choose(replay=bench.record(gpu_name="h200")).notice.endswith("recorded on NVIDIA H200")
     assert choose((bench.folder,), replay="auto").notice.startswith("replay was asked for")
 
 
