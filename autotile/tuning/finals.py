@@ -148,16 +148,19 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
         if result.rounds_us:  # else it failed before the first round, and has the times of the search
             timed = with_times(finalists[i], result.rounds_us)
             trials[i] = timed if scorer is None else scorer.scored(timed)
+    keys = [trial.config_key for trial in finalists]
+    default_key = config_key(rules.default)
+    incumbent_key = config_key(rules.incumbent) if rules.incumbent is not None else None
     while left:
         fastest, *others = sorted(left, key=lambda i: _cost(trials[i]))
         alike = [fastest, *(i for i in others if _cost_ratio(i, fastest, trials, raced, scorer).low <= 1.0)]
-        winner = next((i for i in alike if finalists[i].config == rules.incumbent), fastest)
+        winner = next((i for i in alike if keys[i] == incumbent_key), fastest)
         order = [winner, *(i for i in (fastest, *others) if i != winner)]
         tied = [i for i in alike if i != winner]
         failed = checks.first_that_fails(order, tied)
         if failed is None:
             ties = checks.verified_like(winner, tied)
-            default = next((i for i in order if finalists[i].config == rules.default), None)
+            default = next((i for i in order if keys[i] == default_key), None)
             ranked = [trials[i] for i in order]
             for place, i in enumerate(order):  # with the digest of its outputs in all repeats of its verification
                 if (digest := checks.readings[i].telemetry.get(OUTPUT_DIGEST)) is not None:

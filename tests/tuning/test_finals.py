@@ -10,7 +10,7 @@ import pytest
 from gpu_calls import GivenGpu, raced
 from judges import failed, timed
 
-from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial, config_key
 from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
 from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
 from autotile.workers.sanitizer import Finding
@@ -268,6 +268,11 @@ class TestChecks:
         steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
         finals = hold([timed(A, 1.0), timed(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
         assert len(finals.ties) == 1
+
+    def test_equal_values_of_other_types_are_of_other_configurations(self):
+        other = {"TILE": 1.0}
+        finals = hold([timed(A, 1.0), timed(other, 1.0)], Racer(TIMES_US), default=other, incumbent=other)
+        assert {config_key(finals.default.config), config_key(finals.winner.config)} == {config_key(other)}
 
 
 def family(stages: Sequence[int]) -> list[Config]:

@@ -221,11 +221,14 @@ class TestSimulated:
         several = group({}, {})
         run(several, candidates(bench))
         home: Any = next(one.backend for one in several._members if one.backend.uuid == several.uuid)
+        for one in several._members:
+            one.backend.sanitizer = f"that of {one.backend.uuid}"
         died = Reading(Outcome.CRASHED, "broken", died=True)
         home.run = Mock(side_effect=[[died] if dies else WorkerError("it has fallen off the bus")])
         home.result = lambda: (None, died)
         assert several.run(Check((Entry(Candidate(BEST, "")),), 3))[0].outcome is Outcome.OK
         assert several.uuid != home.uuid
+        assert several.sanitizer == f"that of {several.uuid}"
         assert several.spare() is None
 
 
