@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, select
 from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, JsonObject, Moment, Name, NonNegative, convert, json_hash
-from autotile.core.model import Config, Outcome, Sizes, config_key
+from autotile.core.model import Config, Outcome, Problem, Sizes, config_key
 from autotile.database.database import Database, StoredBest, row_of
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, version_of
@@ -231,14 +231,20 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
         best_us = times_us[nearest.study_id].get(nearest.trial.config_key)
         if loss is None or best_us is None:
             return None
-        if own is None:  # the ratio of the work, in the default configuration if it depends on parameters
-            pair = miss.problem, nearest.key.problem
-            ratios = []
-            for expression in filter(None, (work.flops, work.bytes)):
-                asked, tuned = (float(expression.evaluate({**default, **one.names})) for one in pair)
-                ratios += [asked / tuned] if tuned > 0 else []
-            asked, tuned = (float(math.prod(max(size, 1) for size in one.sizes.values())) for one in pair)
-            best_us *= max(ratios, default=asked / tuned)  # of the products of the sizes if the file states neither
+        best_us *= 1.0 if own else work_ratio(miss.problem, nearest.key.problem)
         return best_us * (1.0 + loss), best_us * loss, own is not None
+
+    def work_ratio(asked: Problem, tuned: Problem) -> float:
+        """Return the ratio of the work of two problems, in the default configuration if it depends on parameters.
+
+        It is the larger of the ratios of operations and of bytes, or the ratio of the products of the sizes if the
+        search-space file states neither.
+        """
+        ratios = []
+        for expression in filter(None, (work.flops, work.bytes)):
+            of_asked, of_tuned = (float(expression.evaluate({**default, **one.names})) for one in (asked, tuned))
+            ratios += [of_asked / of_tuned] if of_tuned > 0 else []
+        volumes = [float(math.prod(max(size, 1) for size in problem.sizes.values())) for problem in (asked, tuned)]
+        return max(ratios) if ratios else volumes[0] / volumes[1]
 
     return cost

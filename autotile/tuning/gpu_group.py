@@ -241,9 +241,10 @@ class GpuGroup(Backend):
                 self._changed.notify_all()
             while self._take_tasks(member):
                 self._advance(member)
+        except AutotileError as error:
+            self._lose(member, error)
         except BaseException as error:  # a thread must not end without a word
-            other = WorkerError(f"{type(error).__name__}: {error}")
-            self._lose(member, error if isinstance(error, AutotileError) else other)
+            self._lose(member, WorkerError(f"{type(error).__name__}: {error}"))
         if member.state == "lost" and not self._closing:
             member.backend.close()  # it was given up without a sign, and came back: it may join again
 

@@ -122,9 +122,9 @@ def run_jobs(
         """Add GPUs to running sessions, to those with the fewest first, or one to each; return those that are left."""
         left = []
         for gpu in free:
-            able = [(len(own.devices), number) for number, own in lanes.items() if allows(number, gpu)]
+            able = [number for number in lanes if allows(number, gpu)]
             if able:
-                _, number = min(able)
+                number = min(able, key=lambda one: len(lanes[one].devices))
                 lanes[number].add(gpu)
                 if once:
                     del lanes[number]

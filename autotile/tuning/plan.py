@@ -205,7 +205,8 @@ def is_done(database: Database, planned: PlannedProblem, options: TuneOptions, g
             if not (is_same and best.confirmed and all(key.sizes.get(size) == value for size, value in sizes.items())):
                 continue
             # of an operation, the last race has been held
-            if run.sampler == CONTEST if isinstance(target, Operation) else _has_effort(run, options):
+            is_enough = run.sampler == CONTEST if isinstance(target, Operation) else _has_effort(run, options)
+            if is_enough:
                 return True
     return False
 

@@ -360,10 +360,11 @@ class Session:
                             with fork_guard.use():  # a fork waits for the imports, most of what a session needs
                                 from autotile.search.search import Shortlist
 
-                                search = self._plan.make_search(self._log)
+                                search, trials = self._plan.make_search(self._log), self._log.trials
                                 searching.callback(search.close)
-                                of = search, self._plan.lookahead, self.device.sm_count
-                                self._shortlist = shortlist = Shortlist(*of, earlier=self._log.trials)
+                                lookahead = self._plan.lookahead
+                                shortlist = Shortlist(search, lookahead, self.device.sm_count, earlier=trials)
+                                self._shortlist = shortlist
                                 is_timed = self._options.budget_s is not None  # which slow compilations would use up
                                 learns = sampler_entry(search.sampler).learns
                                 self._compile_pool.longest_first = not (learns or is_timed)
@@ -938,8 +939,9 @@ class Compiling:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
             plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem, self._device)
-            of = self._kernel, self._problem, self.config, compiled
-            self._trial = gated_trial(*of, plan=plan, device=self._device)
+            self._trial = gated_trial(
+                self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device
+            )
         return self._trial
 
     def candidate(self) -> Candidate | None:

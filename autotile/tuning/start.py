@@ -14,7 +14,6 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -283,7 +282,8 @@ class SearchPlan:
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
         ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
-        self.incumbent = next(iter(confirmed), min(ran, key=itemgetter(0), default=(None, None))[1])
+        fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
+        self.incumbent = next(iter(confirmed), fastest_ran)
         self._served = find_served(database, study_id, options)
         self._sources = find_sources(database, key) if options.transfer else []
         named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]
@@ -297,8 +297,9 @@ class SearchPlan:
         masks: list[NDArray[np.bool_]] = []
         for configs in (backend.recorded, options.only):
             if configs is not None:
-                masks.append(wanted := np.zeros(len(space), np.bool_))
+                wanted = np.zeros(len(space), np.bool_)
                 wanted[[row for config in configs if (row := space.row_of(config)) is not None]] = True
+                masks.append(wanted)
         lenient = replace(spec, heuristics=())  # a configuration must be correct there, not fast
         at_sizes = (feasible_space(lenient, problem.at(sizes), device) for sizes in options.verify_sizes)
         masks += [space.rows_in(other) for other in at_sizes]
@@ -321,7 +322,6 @@ class SearchPlan:
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
         seeded = [config for config in (self.default, self._served, new) if config is not None]
         by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
-        times = partial(estimate_times, self._spec, self._problem, self._device)
         self.search = Search(
             self.space,
             self._sampler,
@@ -332,10 +332,14 @@ class SearchPlan:
             ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
-            # in microseconds; None if the file does not say enough
-            estimate=(lambda space: getattr(times(space), "time_us", None)) if by_time else None,
+            estimate=self._estimated_us if by_time else None,
         )
         return self.search
+
+    def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
+        """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""
+        found = estimate_times(self._spec, self._problem, self._device, space)
+        return found.time_us if found is not None else None
 
 
 _WORD = re.compile(r"\w+")

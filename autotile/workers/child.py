@@ -70,7 +70,8 @@ def limit_memory(max_bytes: int) -> None:
     """
     with suppress(OSError):  # not permitted on every system
         Path("/proc/self/oom_score_adj").write_text("1000")
-    _lower_limit(resource.RLIMIT_AS, int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE_BYTES + max_bytes)
+    mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _lower_limit(resource.RLIMIT_AS, mapped_pages * _PAGE_BYTES + max_bytes)
 
 
 def memory_share_bytes(workers: int) -> int:

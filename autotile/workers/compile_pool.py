@@ -201,7 +201,8 @@ class CompilePool:
                 self._waiting.append((job, done, self._deadline_s if deadline_s is None else deadline_s))
             self._begin_waiting()
             return done
-        done.set_result(Compiled(cubin, self._record(_CACHE_TRACK, "cached", start, job)))
+        seconds = self._record(_CACHE_TRACK, "cached", start, job)
+        done.set_result(Compiled(cubin, seconds))
         return done
 
     def close(self) -> None:
