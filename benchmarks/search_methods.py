@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotile.core.device import DeviceProperties, device_profile, parse_profile
+from autotile.core.forks import cached_property
 from autotile.core.model import Measurement, Outcome, Trial, Value
 from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.library import load_kernel

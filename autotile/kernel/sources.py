@@ -12,11 +12,12 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from autotile.core.forks import cached_property
 from autotile.core.text import plural
 from autotile.errors import InputError
 from autotile.settings import toolkit_folders
