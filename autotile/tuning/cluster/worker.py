@@ -88,8 +88,8 @@ class GpuReply:
 class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     """A GPU that a machine offers, one of its own or one that replays a recording, held by a process of Dask.
 
-    Its CUDA index follows; or of a simulated one, the files that it replays, one a problem, and the seconds that it
-    takes for a candidate.
+    ``recordings`` are the files that a simulated GPU replays, one a problem, and ``seconds`` is the time that it takes
+    for a candidate.
     """
 
     name = _PLUGIN
@@ -98,9 +98,9 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
 
     uuid: str
     device: DeviceProperties
-    _index: int = 0
+    index: int = 0
     recordings: Sequence[str] = ()
-    _seconds: float = 0.0
+    seconds: float = 0.0
     _backend: Backend | None = None
     _session: str = ""
     _used_at: float = 0.0
@@ -156,7 +156,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             if not same:
                 known = "; ".join(map(str, found.values()))
                 raise InputError(f"{uuid} replays recordings of {known}, not of the session's problem")
-            self._backend = ReplayBackend(read_recording(Path(same[0])), uuid=uuid, seconds=self._seconds)
+            self._backend = ReplayBackend(read_recording(Path(same[0])), uuid=uuid, seconds=self.seconds)
         else:
             if self._idle is not None:
                 self._idle.cancel()
@@ -168,12 +168,12 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         job = with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
         if self._backend is None:  # the entries have problems of their own
-            self._backend = Gpu(None, request.deadline_s, device_index=self._index)
+            self._backend = Gpu(None, request.deadline_s, device_index=self.index)
         readings = self._backend.run(job)
         return GpuReply(readings=[replace(one, began_at=0.0) for one in readings])  # by the clock of this machine
 
     def _on_this_machine(self, workload: Workload) -> Workload:
-        settings, index = read_settings(), self._index
+        settings, index = read_settings(), self.index
         limit_bytes = settings.cache_limit_bytes
         return replace(workload, device_index=index, cache=str(settings.cache), cache_limit_bytes=limit_bytes)
 
