@@ -121,8 +121,8 @@ _join_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _products = default_dispatcher.products
 _notes = _products.notes
 """Calls that are left to PyTorch, by kind: the kernel that is served while that is so, its choice, and PyTorch's
-function, or one of `_guard`. Such a call looks it up, and does no more. Also the `Gain` of each served kernel, and what
-autograd records, by kind."""
+function, or one of `_guard`. Such a call looks it up, and does no more. Also the `Gain` of each served kernel, and by
+kind, what autograd records and trials of launches."""
 _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 

@@ -386,14 +386,10 @@ class TestLeftToPytorch:
         assert (kernel, choice) == (served, served.choice)
         assert torch.allclose(launch(x, w, bias), nn.functional.linear(x, w, bias), atol=1e-5)
         assert asked == [(None, False)]
-        others = [
-            x.double(),
-            x.as_subclass(type("Own", (torch.Tensor,), {})),
-            torch.randn(5, 64),
-            x[:, :32],
-            x.to("meta"),
-        ]
-        assert [launch(one, w, bias) for one in [*others, torch.randn(64, 4).t()]] == [None] * 6
+        others = [x.double(), torch.randn(5, 64), x[:, :32], torch.randn(64, 4).t(), x.to("meta")]
+        others += [x.as_subclass(type("Own", (torch.Tensor,), {})), x.clone().requires_grad_()]  # or a gradient is lost
+        assert [launch(one, w, bias) for one in others] == [None] * 7
+        assert launch(x, w.clone().requires_grad_(), bias) is None
         assert launch(x.flatten().repeat(2)[1:257].view(4, 64), w, bias) is None, "not aligned"
         torch.vmap(lambda one: asked.append(launch(one, w, bias)) or one)(x.expand(2, 4, 64))
         with torch.autocast("cpu", dtype=torch.bfloat16):
