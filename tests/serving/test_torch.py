@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -237,12 +236,12 @@ class TestAccelerate:
         made = autotile.torch.accelerate(model, device="h200", rows=[777])
         gains = {gain.rows: gain for gain in made.replaced[0].gains}
         assert {1, 16, 128, 777, 1024, 4096} <= gains.keys()
-        gaining = [gain for gain in gains.values() if gain.in_graph]
-        assert all(gain.time_us < gain.library_us and not gain.launched for gain in gaining)  # the host takes longer
+        gaining = [gain for gain in gains.values() if gain.launched]
+        assert all(gain.time_us < gain.library_us for gain in gaining)
         assert repr(made) == "<Acceleration: 2 linear layers of autotile, 1 left to PyTorch>"
         for text in (str(made), made._repr_html_()):
             assert "its dtype is float64" in text
-            assert f"{gaining[0].kernel} in graphs" in text
+            assert gaining[0].kernel in text
         assert made.to_json()["left"] == made.left
 
     def test_wrong_arguments(self, model):
@@ -337,7 +336,7 @@ class TestLeftToPytorch:
             assert wait_for_compilations(60)
             assert products._products.find(a, b, "options").kernel.is_library
 
-    def test_a_layer_remembers_what_is_left_as_long_as_all_choices_stay(self, monkeypatch):
+    def test_a_layer_notes_what_computes_as_long_as_all_choices_stay(self, monkeypatch):
         asked: list[Any] = []
         monkeypatch.setattr(
             products, "_decided_linear", lambda x, w, b, *_: asked.append(x) or nn.functional.linear(x, w, b)
@@ -362,16 +361,22 @@ class TestLeftToPytorch:
         products._notes.clear()
         assert calls_of(layer) == (1, 0)
         assert calls_of(copy.deepcopy(layer)) == (0, 1)
-        assert "_left" not in pickle.loads(pickle.dumps(layer)).__dict__
+        assert "_noted" not in pickle.loads(pickle.dumps(layer)).__dict__
         fresh.adopt(autotile.get_best_kernel("matmul", M=4, N=32, K=64, dtype="float32", device="h200", library=False))
         assert calls_of(layer) == (0, 1)
-        layer.leave(products.EPOCH.now)
-        assert calls_of(layer) == (0, 0)
+        known = products.EPOCH.now, x.numel(), (served, nn.functional.linear)
+        layer.note(*known)
+        assert calls_of(layer) == (1, 0)
         assert calls_of(layer.to(torch.float32)) == (0, 1)
-        layer.leave(products.EPOCH.now)
+        layer.note(*known)
         default_dispatcher.note_requests()  # as `autotile.tuning` does
         default_dispatcher.asked = None
         assert calls_of(layer) == (0, 1)
+        launched: list[Any] = [x.new_ones(4, 48), None]
+        layer.note(products.EPOCH.now, x.numel(), (served, lambda *given: launched.pop(0)))
+        with torch.no_grad():
+            assert torch.equal(layer(x), torch.ones(4, 48))
+        assert calls_of(layer) == (0, 1)  # the function has refused the tensors
 
     def test_only_plain_tensors_like_the_first_are_launched_at_once(self, monkeypatch):
         """In place of a launch, PyTorch's product on the CPU."""
@@ -408,47 +413,6 @@ class TestLeftToPytorch:
         served.choice = copy.copy(served.choice)
         products._guard("a kind", known, (x, w, bias))
         assert products._notes["a kind"][2] is not launch
-
-    @pytest.mark.parametrize(
-        ("idle", "time_us", "gains", "calls"),
-        [
-            ((33, 0), 10, False, 96),  # the GPU waits for the host
-            ((32, 16), 90, True, 192),  # it does not, and hardly for launches either
-            ((32, 17), 80, True, 192),  # it waits for launches, and the program is as fast
-            ((32, 17), 81, False, 192),
-        ],
-    )
-    def test_a_trial_finds_whether_launches_gain_in_the_program(self, idle, time_us, gains, calls, monkeypatch):
-        """The first round of each kind is slow and waits, the second is slower than the third; two products a call."""
-
-        class Kernel:
-            calls = 0
-
-        now, kernel, trial, seen = [0.0], Kernel(), products._LaunchTrial("a choice"), list[bool]()
-        idles = {1: idle[0] // 2, 2: idle[0] - idle[0] // 2, 4: idle[1], 5: 0}
-        monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-        monkeypatch.setattr(products, "_products", {"kind": SimpleNamespace(kernel=kernel)})
-        monkeypatch.setattr(products, "outside_of_captures", nullcontext)
-        query = lambda: len(seen) % 32 < idles.get(len(seen) // 32, 32)  # noqa: E731 - fits one line
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(query=query))
-        while trial.gains is None:
-            trial.add_call(0)
-            seen.append(trial.launches)
-            in_kind = (len(seen) - 1) // 32 % 3
-            now[0] += 2e-6 * ((80 if len(seen) <= 96 else time_us) + (0, 10, 0)[in_kind] + 500 * (in_kind == 0))
-            kernel.calls += 2
-        assert (trial.gains, seen) == (gains, [index >= 96 for index in range(calls)] + [gains])
-
-    def test_a_layer_that_gains_in_graphs_alone_costs_the_host_nothing(self):
-        alone = nn.Linear(4096, 1024, bias=False, dtype=torch.bfloat16, device="meta")
-        gaining = nn.Linear(2049, 6149, bias=False, dtype=torch.bfloat16, device="meta")
-        made = autotile.torch.accelerate(nn.Sequential(alone, gaining), device="h200")
-        launched = [any(gain.launched for gain in one.gains) for one in made.replaced]
-        assert launched == [False, True]
-        assert alone._left == (products.EPOCH.now, None)
-        assert gaining._left is None
-        made.undo()
-        assert "_left" not in vars(alone)
 
 
 class TestRecorded:
@@ -627,27 +591,23 @@ class TestOnGpu:
             torch.cuda.synchronize()
             assert close(y - layer.bias, 2.0 * (expected - layer.bias))
 
-    @torch.no_grad()
-    @pytest.mark.parametrize("is_behind", [False, True])
-    def test_a_short_kernel_is_launched_where_the_gpu_falls_behind(self, is_behind, monkeypatch):
+    @pytest.mark.parametrize("records", [False, True])
+    def test_a_short_kernel_is_launched_at_once_by_what_the_layer_noted(self, records, monkeypatch):
         monkeypatch.setenv("AUTOTILE_WAIT", "on")
-        now = iter(range(1000))  # as fast by launches as by PyTorch
-        monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: next(now)))
         default_dispatcher.clear()
-        x, weight = torch.randn(64, 4096, device="cuda"), torch.randn(4096, 4096, device="cuda")
-        exact = x.double() @ weight.double().t()
-        assert close(autotile.torch.linear(x, weight), exact)
-        served = products._products.find(x, weight, ("linear", True)).kernel
-        assert not served.is_library
-        if is_behind:
-            torch.cuda._sleep(1_000_000_000)
-        for _ in range(200):
-            if not is_behind:
-                torch.cuda.synchronize()
-            y = autotile.torch.linear(x, weight)
-        kind = (x.shape, weight.shape, x.dtype, True, True, False)
-        assert (close(y, exact), products._notes["trial", kind].gains) == (True, is_behind)
-        assert (products._notes[kind][2] is nn.functional.linear) is not is_behind
+        layer, x = autotile.torch.Linear(512, 512, device="cuda"), torch.randn(64, 512, device="cuda")
+        exact = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+        layer.requires_grad_(records)
+        with torch.no_grad():
+            for _ in range(3):
+                assert close(layer(x), exact)
+        kernel, function = layer._noted[1][x.numel()]
+        calls = kernel.calls
+        with torch.set_grad_enabled(not records):
+            assert close(layer(x), exact)
+        assert (kernel.is_library, function is nn.functional.linear, kernel.calls) == (False, False, calls + 1)
+        y = layer(x)
+        assert (y.requires_grad, close(y, exact)) == (records, True)
 
     @pytest.mark.parametrize("function", ["matmul", "linear", "linear with a bias"])
     def test_a_short_product_of_cublas_is_a_graph_where_its_arrays_come_again(self, function):
