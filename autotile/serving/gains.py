@@ -30,9 +30,6 @@ WRAPPED_US, RECORDED_US, _STEP_US, _BIAS_US = 8.0, 138.0, 18.0, 10.0
 records in Python, and of a further launch and the addition of a bias in such; measured in `benchmarks/models.py`, as
 the one above, with PyTorch 2.11 on an H100 host."""
 
-_CALL_HOST_US = 12.0
-"""Host time of PyTorch's own product, which shows in a shorter one; measured as the ones above, on an H200's host."""
-
 
 def find_product(
     m: int,
@@ -90,8 +87,9 @@ class Gain:
 
     ``bias_us`` is what it takes to add a bias afterwards, which the library does as it stores the product; ``launches``
     the number of kernels of the choice, 0 for the library. ``is_short`` tells whether the host's part of the program's
-    own call of the library shows: the library takes less time, of matrices whose rows are aligned. Of others, PyTorch's
-    call, which may round parts of sums, may take less time: 156 us in place of 193 for 2047 x 2049 x 2050 in bfloat16.
+    own call of the library may show: the library takes less time than the host takes for a product and what surrounds
+    it, of matrices whose rows are aligned. Of others, PyTorch's call, which may round parts of sums, may take less
+    time: 156 us in place of 193 for 2047 x 2049 x 2050 in bfloat16.
     """
 
     choice: Choice
@@ -120,7 +118,7 @@ class Gain:
         if operation is not None:
             element_bytes = DTYPES[operation.dtype].component_bytes
             row_bytes = element_bytes * math.gcd(*GemmLayout.of(operation.sizes, operation.dtype).leading)
-            is_short = library_us is not None and library_us < _CALL_HOST_US and not row_bytes % VECTOR_BYTES
+            is_short = library_us is not None and library_us < _QUEUED_US and not row_bytes % VECTOR_BYTES
             count = operation.sizes["M"] * operation.sizes["N"] * operation.sizes["BATCH"]
             size_bytes = 2 * count * element_bytes  # read and written
             bias_us = _LAUNCH_US + 1e6 * size_bytes / served.device.memory_bandwidth_bytes_per_s

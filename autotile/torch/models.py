@@ -232,5 +232,5 @@ def _gain(rows: int, layer: tuple[int, int, bool, str, int | str]) -> LayerGain:
     if served is None:
         return LayerGain(rows, "", None, None, launched=False)
     gain = Gain.of(served, final=True)
-    launched = gain.is_worthwhile(bias=has_bias)
+    launched = gain.is_worthwhile(bias=has_bias) or (gain.is_short and not gain.launches)
     return LayerGain(rows, gain.kernel, gain.total_us(bias=has_bias), gain.library_us, launched)

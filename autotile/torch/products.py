@@ -170,7 +170,7 @@ def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> Non
             or _forward_mode._current_level >= 0
             or (is_float32 and allows_tf32())
             or (a.data_ptr() | b.data_ptr()) % VECTOR_BYTES
-            or (is_library and not _is_short(kernel))
+            or (is_library and not (kernel.is_direct and not torch.cuda.is_current_stream_capturing()))
         ):
             return None
         made: Tensor | None = known.launch(a, b, bias=bias if is_library else None)
@@ -188,37 +188,45 @@ def _gain_of(kernel: BoundKernel) -> Gain:
 
 
 def _is_short(library: BoundKernel) -> bool:
-    """Whether the host's part of PyTorch's own call of the library would show, and a graph makes it shorter."""
-    return _gain_of(library).is_short and library.has_graphs and not torch.cuda.is_current_stream_capturing()
+    """Whether the host's part of PyTorch's own call of the library may show, and a direct launch leaves it out.
+
+    Where results must not vary, all calls are PyTorch's, as some are in any case.
+    """
+    return (
+        _gain_of(library).is_short
+        and library.is_direct
+        and not (library.choice.pinned or read_settings().numerics == "same")
+        and not torch.cuda.is_current_stream_capturing()
+    )
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     """Compute the product of two tensors, without a gradient.
 
-    Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call shows.
+    Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call may show.
     """
     options, at_once = _OPTIONS[emulate], ("at once", a.shape, b.shape, emulate, _is_grad_enabled())
+    key, by_torch, is_plain = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b), _is_plain(a)
     known = _products.find(a, b, options)
-    made: Tensor | None = None
-    if known is not None and (not known.kernel.is_library or _is_short(known.kernel)):
-        made = known.launch(a, b)
-    if known is not None and made is not None:
-        _guard(at_once, known, (a, b))
-    if made is None and (known is None or known.kernel.is_library) and _is_plain(a):
-        key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
-        if known is None and (problem := _product_of(a, b, emulate)) is not None:
-            known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
-            if known is None:
-                return by_torch(a, b)
-        if known and known.kernel.is_library and not read_settings().capture:
-            _leave(key, known.kernel, by_torch)
-            _notes.pop(at_once, None)
-            known.kernel.count_call()
+    if known is None and is_plain and (problem := _product_of(a, b, emulate)) is not None:
+        known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
+        if known is None:
             return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
-    if made is None and (made := known.launch(a, b)) is None:
-        made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
+    kernel = known.kernel
+    if not kernel.is_library or _is_short(kernel):
+        made: Tensor | None = known.launch(a, b)
+        if made is not None:
+            _guard(at_once, known, (a, b))
+            return made
+    if kernel.is_library and is_plain and not read_settings().capture:
+        _leave(key, kernel, by_torch)
+        _notes.pop(at_once, None)
+        kernel.count_call()
+        return by_torch(a, b)
+    if (made := known.launch(a, b)) is None:
+        made = kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
     return made
 
 
@@ -455,13 +463,13 @@ def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate
     """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains; ``key`` is the kind noted."""
     options = ("linear", emulate)
     known = _products.find(input, weight, options)
-    is_short = known is not None and known.kernel.is_library and _is_short(known.kernel)
     if known is None:
         shape = (*input.shape[:-1], weight.shape[0])
         known = _chosen((input, weight), options, (key, _torch_linear), _problem(input, weight, emulate), shape)
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
+    is_short = kernel.is_library and _is_short(kernel)
     gains = is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None) or read_settings().capture is not None
     result: Tensor | None = known.launch(input, weight, bias=bias if is_short else None) if gains else None
     if result is not None and key is not None:

@@ -216,7 +216,7 @@ class TestAccelerate:
                 "patched": patched,
                 "mixed": mixed,
                 "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(64, 256)),
-                "aligned": nn.Linear(4096, 4096, dtype=torch.bfloat16, device="meta"),
+                "small": nn.Linear(3, 5, dtype=torch.bfloat16, device="meta"),
                 "subclass": nn.Linear(64, 256, bias=False),
             }
         )
@@ -609,13 +609,16 @@ class TestOnGpu:
         y = layer(x)
         assert (y.requires_grad, close(y, exact)) == (records, True)
 
+    @pytest.mark.parametrize("waits", ["off", "on"])
     @pytest.mark.parametrize("function", ["matmul", "linear", "linear with a bias"])
-    def test_a_short_product_of_cublas_is_a_graph_where_its_arrays_come_again(self, function):
+    def test_a_short_product_of_cublas_is_launched_without_its_host_part(self, function, waits, monkeypatch):
+        monkeypatch.setenv("AUTOTILE_WAIT", waits)
+        default_dispatcher.clear()
         products, name, graph = autotile.torch.products, function.split()[0], torch.cuda.CUDAGraph()
         a, b = (torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16) for rows in (16, 256))
         bias = torch.randn(256, device="cuda", dtype=torch.bfloat16) if function.endswith("bias") else None
-        options, rest = (products._OPTIONS[True], ()) if name == "matmul" else (("linear", True), (bias is None, True))
-        factor, left = b.double() if name == "matmul" else b.double().t(), (a.shape, b.shape, a.dtype, True, *rest)
+        options = products._OPTIONS[True] if name == "matmul" else ("linear", True)
+        factor = b.double() if name == "matmul" else b.double().t()
         added = 0.0 if bias is None else bias.double()
 
         def compute(x, y):
@@ -623,17 +626,26 @@ class TestOnGpu:
 
         compute(a, b)
         assert wait_for_compilations(60)
-        assert all(close(compute(a, b), a.double() @ factor + added) for _ in range(4))
         served = products._products.find(a, b, options).kernel
+        assert all(close(compute(a, b), a.double() @ factor + added) for _ in range(4))
         calls = served.calls
-        for _ in range(200):
-            compute(a, b)
-        assert (served.is_library, served.has_graphs, left in products._notes) == (True, True, False)
+        for one in torch.randn(200, 16, 256, device="cuda", dtype=torch.bfloat16):
+            made = compute(one, b)
+        assert close(made, one.double() @ factor + added)
+        by_torch = {torch.mm, nn.functional.linear}
+        noted = {note[2] for note in products._notes.values() if isinstance(note, tuple) and len(note) == 3}
+        assert (served.is_library, served.is_direct, served.calls) == (True, True, calls + 200)
+        assert noted
+        assert not noted & by_torch
         with torch.cuda.graph(graph):
             captured = compute(a, b)
         graph.replay()
         assert close(captured, a.double() @ factor + added)
-        for one in torch.randn(400, 16, 256, device="cuda", dtype=torch.bfloat16):
-            made = compute(one, b)
-        assert close(made, one.double() @ factor + added)
-        assert (served.has_graphs, served.calls, left in products._notes) == (False, calls + 601, True)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            made = [compute(a, b) for _ in range(3)][-1]
+        torch.cuda.synchronize()
+        assert close(made, a.double() @ factor + added)
+        apart = torch.empty(257, device="cuda", dtype=torch.bfloat16)[1:]  # a bias that is not aligned
+        if bias is not None:
+            assert close(autotile.torch.linear(a, b, apart.copy_(bias)), a.double() @ factor + added)
