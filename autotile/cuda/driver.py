@@ -230,11 +230,16 @@ def attribute_launch(
     words += [_ATTRIBUTE.pack(_OVERLAP, 1, 0, 0)] if overlaps else []
     attributes = ctypes.create_string_buffer(b"".join(words))
     extents = (*geometry.grid, *geometry.block, geometry.dynamic_smem_bytes)
-    function, error = ctypes.c_void_p(function_pointer), load_cupy().cuda.driver.CUDADriverError
+    launch_with_attributes.argtypes = [ctypes.c_void_p] * 4  # integers are then converted in half the time
+    error, packed = load_cupy().cuda.driver.CUDADriverError, (-1, b"")
 
     def launch(stream: int, address: int, extra: int) -> None:
-        config = _LAUNCH_CONFIG.pack(*extents, stream, ctypes.addressof(attributes), len(words))
-        status = launch_with_attributes(config, function, ctypes.c_void_p(address), ctypes.c_void_p(extra))
+        nonlocal packed
+        own, config = packed
+        if own != stream:
+            config = _LAUNCH_CONFIG.pack(*extents, stream, ctypes.addressof(attributes), len(words))
+            packed = stream, config
+        status = launch_with_attributes(config, function_pointer, address, extra)
         if status:
             raise error(status)
 

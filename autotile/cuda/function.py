@@ -340,8 +340,10 @@ class RelocatableCall:
         with self._lock:  # of the parameters, which the driver copies
             for launch, block, words, parameters, extra in self._launches:
                 values = block.words
-                for word, array, offset in words:
-                    values[word] = addresses[array] + offset
+                for (array, offset), places in words:
+                    address = addresses[array] + offset
+                    for word in places:
+                        values[word] = address
                 launch(stream, parameters, extra)
 
 
@@ -351,8 +353,8 @@ def _queue_at(queue: Callable[[int, tuple[int, ...]], None], addresses: tuple[in
 
 def _relocatable(
     first: _CapturedLaunch, second: _CapturedLaunch, places: list[int], steps: list[int]
-) -> tuple[DriverLaunch, ParameterBlock, list[tuple[int, int, int]], int, int]:
-    """Return what launches, the parameters, and the words of these that hold an address in an array, with its offset.
+) -> tuple[DriverLaunch, ParameterBlock, list[tuple[tuple[int, int], list[int]]], int, int]:
+    """Return what launches, the parameters, and which words of these hold the address of an array plus an offset.
 
     Also the two addresses for the launch. Raise `ValueError` if the launches differ in more than these words.
     """
@@ -364,11 +366,11 @@ def _relocatable(
         ParameterBlock([*(np.frombuffer(value, np.uint8) for value in given), *([extra] * is_buffer)])
         for given in (values, moved)
     )
-    words = []
+    words: dict[tuple[int, int], list[int]] = {}
     for word, (old, new) in enumerate(zip(block.words, after.words, strict=True)):
         if old != new:
             array = steps.index(new - old)
-            words.append((word, array, old - places[array]))
+            words.setdefault((array, old - places[array]), []).append(word)
     function, geometry, is_cooperative, cluster, overlaps = how
     if is_cooperative or cluster is not None or overlaps:
         launch: DriverLaunch = attribute_launch(
@@ -377,11 +379,11 @@ def _relocatable(
     else:
         launch = driver_launch(function, geometry)
     if not is_buffer:
-        return launch, block, words, block.address, 0
+        return launch, block, [*words.items()], block.address, 0
     buffer, description = map(int, block.pointers)
     at = block.starts[1]
     block.words[at + 1], block.words[at + 3] = buffer, description + 5 * WORD_BYTES
-    return launch, block, words, 0, description
+    return launch, block, [*words.items()], 0, description
 
 
 class StepFunctions:
