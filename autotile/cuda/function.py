@@ -299,7 +299,7 @@ def _read_launch(node: ctypes.c_void_p, overlaps: bool) -> _CapturedLaunch:
         buffer = {at[0]: at[1], at[2]: at[3]}
         size = ctypes.c_size_t.from_address(buffer[_BUFFER_BYTES])
         values.append(ctypes.string_at(buffer[_BUFFER], size.value))
-    else:
+    elif parameters:
         own = ctypes.c_void_p(function)
         while driver.cuFuncGetParamInfo(own, len(values), ctypes.byref(start), ctypes.byref(size)) == 0:
             address = ctypes.c_uint64.from_address(parameters + WORD_BYTES * len(values))
@@ -314,8 +314,9 @@ class RelocatableCall:
 
     The call is captured twice, for ``count`` arrays at made-up addresses of an alignment: nothing is executed. A word
     of the parameters that differs as the address of one array does is that address, or one within the array. Raise
-    `ToolchainError` if the call does other things than launching, if parameters differ otherwise, or if the driver is
-    older than CUDA 12.4. ``queue`` is a function of a stream and addresses; ``keep_alive`` is what the launches need.
+    `ToolchainError` if the call does other things than launching, if parameters differ otherwise or an array is in
+    none, if CUDA fails, or if the driver is older than CUDA 12.4. ``queue`` is a function of a stream and addresses;
+    ``keep_alive`` is what the launches need.
     """
 
     __slots__ = ("_keep_alive", "_launches", "_lock")
@@ -328,11 +329,16 @@ class RelocatableCall:
         # Of each address, the upper and the lower half differ: a parameter that holds one half is found, and refused.
         steps = [((array + 1) << 34) + ((2 * array + 1) << 12) for array in range(count)]
         moved = [place + step for place, step in zip(places, steps, strict=True)]
+        cuda = load_cupy().cuda
+        failures = AttributeError, KeyError, ValueError, cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError
         try:
             with outside_of_captures():
                 first, second = (_captured_launches(partial(_queue_at, queue, tuple(at))) for at in (places, moved))
             self._launches = [_relocatable(*pair, places, steps) for pair in zip(first, second, strict=True)]
-        except (AttributeError, ValueError) as error:
+            found = {array for _, _, words, *_ in self._launches for (array, _), _ in words}
+            if found != set(range(count)):
+                raise ValueError("an array is in no parameter")
+        except failures as error:
             raise ToolchainError(f"the launches of a call cannot be moved to other arrays: {error}") from None
 
     def launch(self, stream: int, addresses: Sequence[int]) -> None:

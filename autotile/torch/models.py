@@ -27,8 +27,8 @@ class LayerGain:
     """Expected times of a layer at a number of rows.
 
     ``time_us`` includes the addition of the bias; ``library_us`` is the time of cuBLAS. Both are measured or expected,
-    None where nothing is known. ``launched`` tells whether ``kernel`` is launched, rather than PyTorch's own function
-    called, where autograd records nothing.
+    None where nothing is known. ``launched`` tells whether ``kernel``, which may be cuBLAS, is launched, rather than
+    PyTorch's own function called, where autograd records nothing.
     """
 
     rows: int
@@ -128,8 +128,8 @@ def accelerate(model: torch.nn.Module, *, rows: int | Iterable[int] = (), device
     """Replace the linear layers of a model that may gain by `Linear`, in place.
 
     A layer keeps its parameters, hooks, names and ``state_dict``: only its class is changed. It is replaced if a kernel
-    is known or expected to be faster than PyTorch's own function at any of some numbers of rows; each call is then
-    computed as `linear` does it. Nothing is compiled or launched here.
+    is known or expected to be faster than PyTorch's own function at any of some numbers of rows, or cuBLAS takes less
+    time there than the host does; each call is then computed as `linear` does it. Nothing is compiled or launched here.
 
     Parameters
     ----------

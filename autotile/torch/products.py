@@ -337,7 +337,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
 
     A kernel is launched where it is known or expected to be faster than PyTorch's own function, with the addition of
     the bias; if autograd records it, PyTorch's must also run for long enough to hide the host's part of that. A product
-    of cuBLAS that is shorter than the host's part of PyTorch's call is launched, too, with its bias. All else is left
+    of cuBLAS that takes less time than the host needs around it is launched, too, with its bias. All else is left
     to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
     whatever is traced, transformed or under autocast (which keeps converted weights), and float32 where PyTorch may
     round it to TF32. In graphs of ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.

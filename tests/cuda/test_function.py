@@ -392,7 +392,7 @@ class Driver:
     def cuGraphKernelNodeGetParams_v2(self, node: Any, described: Any) -> int:  # noqa: N802
         function, values, is_buffer, _ = self.graph[-node.value]
         memory = [ctypes.create_string_buffer(value, len(value)) for value in values]
-        size = ctypes.c_size_t(len(memory[0]))
+        size = ctypes.c_size_t(sum(map(len, values)))
         addresses = [ctypes.addressof(one) for one in memory]
         given = [2, ctypes.addressof(size), 1, *addresses, 0] if is_buffer else addresses
         words = (ctypes.c_uint64 * len(given))(*given)
@@ -468,14 +468,16 @@ class TestRelocatableCall:
     @pytest.mark.parametrize(
         "launches",
         [
-            lambda a, b: [(5, [words_of(a >> 32)], True, {})],
-            lambda a, b: [(5, [words_of(a & 0xFFFFFFFF)], True, {})],
-            lambda a, b: [(5, [words_of(b - a)], True, {})],
-            lambda a, b: [(5 + (a >> 34) % 2, [words_of(1)], True, {})],
-            lambda a, b: [(5, [bytes(8 + (a >> 34) % 2)], True, {})],
-            lambda a, b: [(5, [words_of(a)], True, {})] * (1 + (a >> 34) % 2),
-            lambda a, b: [(0, [words_of(a)], True, {})],  # a node that is no launch
-            lambda a, b: [(5, [words_of(a)], True, {})] * 3,  # with one edge
+            lambda a, b: [(5, [words_of(a, b, a >> 32)], True, {})],
+            lambda a, b: [(5, [words_of(a, b, a & 0xFFFFFFFF)], True, {})],
+            lambda a, b: [(5, [words_of(a, b, b - a)], True, {})],
+            lambda a, b: [(5 + (a >> 34) % 2, [words_of(a, b)], True, {})],
+            lambda a, b: [(5, [words_of(a, b) + bytes((a >> 34) % 2)], True, {})],
+            lambda a, b: [(5, [words_of(a, b)], True, {})] * (1 + (a >> 34) % 2),
+            lambda a, b: [(0, [words_of(a, b)], True, {})],  # a node that is no launch
+            lambda a, b: [(5, [words_of(a, b)], True, {})] * 3,  # with one edge
+            lambda a, b: [(5, [words_of(a, a)], True, {})],  # without the second array
+            lambda a, b: [(5, [], False, {})],
             lambda a, b: [],
         ],
     )
@@ -483,10 +485,12 @@ class TestRelocatableCall:
         with pytest.raises(ToolchainError):
             made(launches, 2)
 
-    def test_an_older_driver_is_refused(self, made, monkeypatch):
-        monkeypatch.delattr(Driver, "cuGraphGetEdges_v2")
-        with pytest.raises(ToolchainError, match="cuGraphGetEdges_v2"):
-            made(lambda a, b, c: [(5, [words_of(a)], True, {})])
+    def test_an_older_driver_and_a_failure_of_cuda_are_refused(self, made, cuda, monkeypatch):
+        for name in ("cuGraphGetEdges_v2", "begin"):
+            monkeypatch.delattr(Driver, name, raising=False)
+            cuda.refused = name
+            with pytest.raises(ToolchainError, match=name):
+                made(lambda a, b, c: [(5, [words_of(a, b, c)], True, {})])
 
 
 def scalar(dtype: str, value: Any = 1.0, check: float | None = None) -> ScalarArgument:
