@@ -635,6 +635,7 @@ class TestOnGpu:
         by_torch = {torch.mm, nn.functional.linear}
         noted = {note[2] for note in products._notes.values() if isinstance(note, tuple) and len(note) == 3}
         assert (served.is_library, served.is_direct, served.calls) == (True, True, calls + 200)
+        assert len(served._launcher._relocated) == 1
         assert noted
         assert not noted & by_torch
         with torch.cuda.graph(graph):
