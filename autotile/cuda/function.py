@@ -315,15 +315,13 @@ class RelocatableCall:
     The call is captured twice, for ``count`` arrays at made-up addresses of an alignment: nothing is executed. A word
     of the parameters that differs as the address of one array does is that address, or one within the array. Raise
     `ToolchainError` if the call does other things than launching, if parameters differ otherwise or an array is in
-    none, if CUDA fails, or if the driver is older than CUDA 12.4. ``queue`` is a function of a stream and addresses;
+    none, if CUDA fails, or if the driver is older than CUDA 12.4. ``queue`` is a function of a stream and ``addresses``;
     ``keep_alive`` is what the launches need.
     """
 
     __slots__ = ("_keep_alive", "_launches", "_lock")
 
-    def __init__(
-        self, queue: Callable[[int, tuple[int, ...]], None], count: int, alignment_bytes: int, keep_alive: object
-    ) -> None:
+    def __init__(self, queue: Callable[..., None], count: int, alignment_bytes: int, keep_alive: object) -> None:
         self._keep_alive, self._lock = keep_alive, Lock()
         places = [((array + 1) << 40) + alignment_bytes for array in range(count)]
         # Of each address, the upper and the lower half differ: a parameter that holds one half is found, and refused.
@@ -333,7 +331,7 @@ class RelocatableCall:
         failures = AttributeError, KeyError, ValueError, cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError
         try:
             with outside_of_captures():
-                first, second = (_captured_launches(partial(_queue_at, queue, tuple(at))) for at in (places, moved))
+                first, second = (_captured_launches(partial(queue, addresses=tuple(at))) for at in (places, moved))
             self._launches = [_relocatable(*pair, places, steps) for pair in zip(first, second, strict=True)]
             found = {array for _, _, words, *_ in self._launches for (array, _), _ in words}
             if found != set(range(count)):
@@ -351,10 +349,6 @@ class RelocatableCall:
                     for word in places:
                         values[word] = address
                 launch(stream, parameters, extra)
-
-
-def _queue_at(queue: Callable[[int, tuple[int, ...]], None], addresses: tuple[int, ...], stream: int) -> None:
-    queue(stream, addresses)
 
 
 def _relocatable(

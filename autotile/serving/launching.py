@@ -152,8 +152,6 @@ _MAX_SEEN = 128
 _PATIENCE = 2048
 """Launches without a graph after which the kept graphs are dropped, or a refused graph is tried again; the cost of
 making graphs then stays negligible even if every launch is on new arrays."""
-
-
 _WORTHWHILE_CALLS = 128
 """Calls of a library after which its launches are captured: that takes 600 us, and then saves 5 us of each call."""
 
