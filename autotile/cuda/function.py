@@ -315,8 +315,8 @@ class RelocatableCall:
     The call is captured twice, for ``count`` arrays at made-up addresses of an alignment: nothing is executed. A word
     of the parameters that differs as the address of one array does is that address, or one within the array. Raise
     `ToolchainError` if the call does other things than launching, if parameters differ otherwise or an array is in
-    none, if CUDA fails, or if the driver is older than CUDA 12.4. ``queue`` is a function of a stream and ``addresses``;
-    ``keep_alive`` is what the launches need.
+    none, if CUDA fails, or if the driver is older than CUDA 12.4. ``queue`` is a function of a stream and of the
+    ``addresses``; ``keep_alive`` is what the launches need.
     """
 
     __slots__ = ("_keep_alive", "_launches", "_lock")

@@ -393,6 +393,8 @@ def _known_linear(
 def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
     """Compute `linear` where a kernel may be faster than PyTorch."""
     dtype, shape = input.dtype, weight.shape
+    if not input.numel():  # of an expert, for example, that no token is sent to
+        _products.note(key, (_UNSERVED, None, _torch_linear))
     if not (
         _is_eager(input, weight)
         and input.is_cuda

@@ -258,6 +258,10 @@ class TestLeftToPytorch:
     def test_any_shape(self, shape, has_bias):
         x, w, b = torch.randn(shape), torch.randn(48, 64), torch.randn(48)
         given = (x, w, b) if has_bias else (x, w)
+        products._notes.clear()
+        assert torch.equal(autotile.torch.linear(*given), nn.functional.linear(*given))
+        noted = [note[2] for key, note in products._notes.items() if isinstance(key, tuple) and key[0] == shape]
+        assert noted == [nn.functional.linear] * (0 in shape)  # the next such call does not ask
         assert torch.equal(autotile.torch.linear(*given), nn.functional.linear(*given))
 
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
