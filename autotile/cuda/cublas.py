@@ -178,6 +178,12 @@ class Gemm:
         self._rounding = _rounding(layout.result, device_index, layout.m * layout.n) if self._sums_bytes else None
         self._prepared: dict[tuple[str, bool, bool], _Queue] = {}
 
+    def prepare(self) -> None:
+        """Ask cuBLAS for the algorithm for aligned arrays, which the first product would wait for."""
+        key = "float32" if self._rounding is not None else self._layout.result, True, False
+        if key not in self._prepared:
+            self._prepare(key, 0)
+
     def memory(self, stream: int) -> _StreamMemory:
         """Return the memory that products on a stream of the device, which must be the current one, use."""
         key = self._device_index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0

@@ -702,6 +702,9 @@ class LibraryLauncher(ArrayLauncher):
         self._call = code.library.call
         layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
+        if self._gemm is not None:
+            with load_cupy().cuda.Device(device_index):
+                self._gemm.prepare()
         self._calls = 0
         self._relocated: dict[tuple[int, int], RelocatableCall] = {}
         """The launches of the product, by stream and number of arrays."""

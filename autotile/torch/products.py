@@ -514,7 +514,8 @@ def _chosen(
         return kernel
 
     def loads(kernel: BoundKernel) -> bool:
-        return not kernel.is_library and (always or Gain.of(kernel, final=True).is_worthwhile())
+        gain = Gain.of(kernel, final=True)
+        return gain.is_short if kernel.is_library else always or gain.is_worthwhile()
 
     if default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])):
         _products.choose_aside((options, key), serve, keep, loads)

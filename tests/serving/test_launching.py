@@ -338,6 +338,7 @@ class TestLibrary:
 
             def __init__(self, *_: Any) -> None:
                 self.memory = lambda stream: f"memory of {stream}"
+                self.prepare = lambda: self.seen.append(("prepared", calls.current))
 
             def __call__(self, stream: int, addresses: Any, *, memory: str) -> None:
                 self.seen.append(("call", stream, addresses, memory))
@@ -352,6 +353,7 @@ class TestLibrary:
         asked = SimpleNamespace(sizes={"M": 1, "N": 8, "K": 8, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 1}, dtype="float32")
         code = SimpleNamespace(definition=SimpleNamespace(spec=None), library=SimpleNamespace(call=None), asked=asked)
         launcher, (a, b, c) = LibraryLauncher(code, 0), (16, 32, 48)  # type: ignore[arg-type]
+        assert Gemm.seen.pop() == ("prepared", 0)
         assert all(launcher.launch_at(7, (a, b, c)) for _ in range(launching._WORTHWHILE_CALLS))
         call = ("call", 7, (a, b, c), "memory of 7")
         assert Gemm.seen == [*[call] * launching._WORTHWHILE_CALLS, ("captured", "memory of 7", 3)]
