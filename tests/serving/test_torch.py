@@ -333,7 +333,15 @@ class TestLeftToPytorch:
 
     def test_each_layout_of_a_product_is_chosen(self):
         a = torch.ones(512, 512, dtype=torch.bfloat16)
-        asked = {"m": 4096, "n": 4096, "k": 4096, "dtype": "bfloat16", "emulate": True, "device": "h200"}
+        asked = {
+            "m": 4096,
+            "n": 4096,
+            "k": 4096,
+            "dtype": "bfloat16",
+            "trans_b": True,
+            "emulate": True,
+            "device": "h200",
+        }
         for b in (a, a.t()):
             assert products._products.find(a, b, "options") is None
             assert products._chosen((a, b), "options", (a.shape, b.shape), asked, (512, 512)) is None
