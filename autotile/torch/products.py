@@ -147,36 +147,54 @@ def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor | No
         _products.note(key, (kernel, kernel.choice, function))
 
 
+_MAX_GUARDS = 4
+"""Kinds of tensors of a kind of calls: dtypes, layouts, and those of inference mode."""
+
+
 def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> None:
     """Launch calls of a kind on tensors like these at once, as long as what is served does not change.
 
     PyTorch compares all of the tensors in one call, with what traces, transforms or intercepts them, as it does before
     it runs compiled code: a microsecond in place of five. The function that is noted returns None for others.
     """
-    note, kernel = _notes.get(key), known.kernel
-    if _tensor_guards is None or (note is not None and note[0].choice is note[1]):
+    note, guards = _notes.get(key), list[tuple[Callable[..., bool], KnownProduct, object]]()
+    if note is not None and note[0].choice is note[1]:
+        guards = _notes.get(("guards", key), guards)
+        guards[:] = [one for one in guards if one[1].kernel.choice is one[2]]
+    if _tensor_guards is None or len(guards) == _MAX_GUARDS or any(accepts(*tensors) for accepts, *_ in guards):
         return
     sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
     try:
         accepts = _tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     except (RuntimeError, SystemError, TypeError):  # of a version of PyTorch that takes other arguments
         return
-    is_library, is_float32 = kernel.is_library, tensors[0].dtype is torch.float32
+    guards.append((accepts, known, known.kernel.choice))
+    if len(guards) > 1:
+        return
 
     def launch(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        if (
-            not (accepts(a, b) if bias is None else accepts(a, b, bias))
-            or _has_function_mode()
-            or _forward_mode._current_level >= 0
-            or (is_float32 and allows_tf32())
-            or (a.data_ptr() | b.data_ptr()) % VECTOR_BYTES
-            or (is_library and not (kernel.is_direct and not torch.cuda.is_current_stream_capturing()))
-        ):
-            return None
-        made: Tensor | None = known.launch(a, b, bias=bias if is_library else None)
-        return made if made is None or is_library or bias is None else made.add_(bias)
+        for accepts, own, choice in guards:
+            if not (accepts(a, b) if bias is None else accepts(a, b, bias)):
+                continue
+            kernel = own.kernel
+            if (
+                _has_function_mode()
+                or _forward_mode._current_level >= 0
+                or (a.data_ptr() | b.data_ptr()) % VECTOR_BYTES
+                or kernel.choice is not choice
+                or (a.dtype is torch.float32 and allows_tf32())
+            ):
+                break
+            if not kernel.is_library:
+                made: Tensor | None = own.launch(a, b)
+                return made if made is None or bias is None else made.add_(bias)
+            if kernel.is_direct and not torch.cuda.is_current_stream_capturing():
+                return own.launch(a, b, bias=bias)
+            break
+        return None
 
-    _leave(key, kernel, launch)
+    _products.note(("guards", key), guards)
+    _leave(key, known.kernel, launch)
 
 
 def _gain_of(kernel: BoundKernel) -> Gain:

@@ -396,7 +396,7 @@ class TestLeftToPytorch:
         served = copy.copy(autotile.get_best_kernel("matmul", M=512, N=4096, K=4096, dtype="float32", device="h200"))
         asked, (x, w, bias) = list[Any](), (torch.randn(size) for size in ((4, 64), (48, 64), (48,)))
         known = SimpleNamespace(
-            kernel=served, launch=lambda a, b, bias: asked.append((bias, served.is_library)) or a @ b.t()
+            kernel=served, launch=lambda a, b, bias=None: asked.append((bias, served.is_library)) or a @ b.t()
         )
         products._guard("a kind", known, (x, w, bias))
         kernel, choice, launch = products._notes["a kind"]
@@ -420,8 +420,18 @@ class TestLeftToPytorch:
         torch.fx.experimental.proxy_tensor.make_fx(lambda one: asked.append(launch(one, w, bias)) or one)(x)
         monkeypatch.setattr(products, "allows_tf32", lambda: True)
         assert [launch(x, w, bias), *asked[1:]] == [None] * 7
-        products._guard("a kind", known, (x.double(), w, bias))
+        monkeypatch.setattr(products, "allows_tf32", lambda: False)
+        with torch.inference_mode():
+            inferred = x.clone()
+        for again in (False, True):  # the second time, PyTorch's guards know such tensors, too
+            assert [launch(one, w, bias) is not None for one in (inferred, x, inferred.double())] == [
+                again,
+                True,
+                False,
+            ]
+            products._guard("a kind", known, (inferred, w, bias))
         assert products._notes["a kind"][2] is launch
+        assert len(products._notes["guards", "a kind"]) == 2
         served.choice = copy.copy(served.choice)
         products._guard("a kind", known, (x, w, bias))
         assert products._notes["a kind"][2] is not launch
