@@ -484,7 +484,7 @@ def _export_trials(
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":
-        from autotile.search.search import study_of_trials, study_to_storage
+        from autotile.search.optuna_samplers import study_of_trials, study_to_storage
 
         tables: set[str] = set()
         if path.is_file():

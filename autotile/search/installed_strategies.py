@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from optuna.study import Study
-from optuna.trial import FrozenTrial
 
 from autotile.errors import InputError, WorkerError, WorkerTimeoutError
 from autotile.search.gaussian_process import positions
-from autotile.search.row_sampler import RowSampler
+from autotile.search.row_sampler import Result, RowSampler
 from autotile.space.search_space import SearchSpace
 from autotile.workers.child import Child
 
@@ -52,11 +50,12 @@ class KernelTunerSampler(RowSampler):
         space: SearchSpace,
         seed: int,
         available: ArrayLike | None = None,
+        objectives: int = 1,
         *,
         strategy: str,
         trials: int | None = None,
     ) -> None:
-        super().__init__(space, seed, available)
+        super().__init__(space, seed, available, objectives)
         self._strategy = strategy
         self._rows: NDArray[np.int64] = np.flatnonzero(self.candidates.free)
         """Row of each configuration of the strategy, ascending."""
@@ -79,7 +78,7 @@ class KernelTunerSampler(RowSampler):
         """End the child process."""
         self._end_process()
 
-    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
+    def _choose(self, rng: np.random.Generator) -> int:
         while True:
             while self._wanted and self._wanted[0] in self._times_ms:
                 self._wanted.popleft()
@@ -112,10 +111,9 @@ class KernelTunerSampler(RowSampler):
             return self.candidates.nearest(self.candidates.space.codes[self._wanted[-1]], rng)
         return self.candidates.uniform(rng)
 
-    def _learn(self, trial: FrozenTrial, row: int) -> None:
-        time_us = trial.value
-        worked = all(violation <= 0 for violation in trial.constraints.values())
-        self._times_ms[row] = 1e-3 * time_us if worked and time_us is not None else None
+    def tell(self, row: int, result: Result, error: float = 0.0) -> None:
+        """Take note of the time of a row."""
+        self._times_ms[row] = 1e-3 * result[0] if result is not None else None
         self._note_time(row)
 
     def _note_time(self, row: int) -> None:

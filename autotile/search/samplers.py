@@ -131,7 +131,8 @@ class SamplerEntry:
     """A sampler and its traits.
 
     ``kind`` is its class with the module of this package, and ``options`` are arguments of the class besides space,
-    seed and available rows. Of ``sources``, ``trials`` and ``estimate`` of a search, it takes those in ``takes``.
+    seed, available rows and number of objectives. Of ``sources``, ``trials`` and ``estimate`` of a search, it takes
+    those in ``takes``.
 
     ``lookahead`` ranks only with a sampler that has the methods of `autotile.search.gp_sampler.FeasibleGPSampler`. By
     the gain of proposals that one predicts, ``--until`` stops. One that takes sources learns from trials of other
@@ -158,11 +159,13 @@ class SamplerEntry:
         """First of the packages that is not installed; None if all are."""
         return next((package for package in self.packages if find_spec(package[0]) is None), None)
 
-    def make(self, space: SearchSpace, seed: int, available: ArrayLike | None, **given: Any) -> RowSampler:
+    def make(
+        self, space: SearchSpace, seed: int, available: ArrayLike | None, objectives: int, **given: Any
+    ) -> RowSampler:
         """Make the sampler with what it takes of what is given; its module is imported now."""
         module, _, name = self.kind.partition(".")
         kind: type[RowSampler] = getattr(import_module(f"autotile.search.{module}"), name)
-        return kind(space, seed, available, **self.options, **{each: given[each] for each in self.takes})
+        return kind(space, seed, available, objectives, **self.options, **{each: given[each] for each in self.takes})
 
 
 def _optuna(name: str, **arguments: Any) -> BaseSampler:

@@ -28,9 +28,16 @@ from autotile.core import model
 from autotile.core.model import Config, Outcome, Trial, non_dominated, objective_values
 from autotile.errors import ConfigError, InputError
 from autotile.search.gaussian_process import features_of
-from autotile.search.row_sampler import quiet_optuna
+from autotile.search.optuna_samplers import (
+    FAILED,
+    FeasibleSampler,
+    attributes_of,
+    quiet_optuna,
+    study_of_trials,
+    study_to_storage,
+)
 from autotile.search.samplers import SAMPLERS, Lookahead, check_sampler
-from autotile.search.search import FAILED, Search, Shortlist, attributes_of, study_of_trials, study_to_storage
+from autotile.search.search import Search, Shortlist
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 SPACE = tile_space()
@@ -79,7 +86,6 @@ def test_replayed_trials_that_left_the_space_are_ignored():
         ok({"A": 1}, 2.0),  # before B was a parameter
     ]
     assert search.replay(earlier) == 1
-    assert len(search.study.trials) == 2
     left = [trial.config for trial in advance(search, 3, lambda config: ok(config, 1.0))]
     assert sorted(left, key=str) == [{"A": 1, "B": 2}, {"A": 4, "B": 1}, {"A": 4, "B": 2}]
     assert search.propose() is None
@@ -99,32 +105,22 @@ def test_a_default_that_cannot_be_proposed_is_skipped_and_each_proposal_is_told_
         search.tell(row, trial_of(config))
 
 
-def tell_in_order(search: Search, *trials: Trial) -> list[optuna.trial.FrozenTrial]:
-    """Tell a brute-force search trials in the order of its rows; return the study's."""
-    for trial in trials:
-        row, config = search.propose() or pytest.fail("nothing proposed")
-        assert config == trial.config
-        search.tell(row, trial)
-    return search.study.trials
-
-
-def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst():
-    search = Search(make_space({"A": (1, 2, 3, 4, 5)}), "brute-force")
-    trials = tell_in_order(
-        search,
+def test_a_study_shows_times_in_microseconds_and_failures_as_the_worst():
+    ended = [
         broken({"A": 1}),
         ok({"A": 2}, 20.0),
         ok({"A": 3}, 50.0, Outcome.PRUNED),
         broken({"A": 4}, Outcome.CRASHED),
         Trial({"A": 5}, Outcome.NOT_AVAILABLE, "not in the recording"),
-    )
-    assert [trial.value for trial in trials] == [1e6, 20.0, 50.0, 100.0, None]
-    assert [trial.constraints[FAILED] for trial in trials] == [1.0, 0.0, 0.0, 1.0, 1.0]
-    ends = [trial.user_attrs["outcome"] for trial in trials]
+    ]
+    study = study_of_trials(make_space({"A": (1, 2, 3, 4, 5)}).parameters, ended)
+    assert [trial.value for trial in study.trials] == [1e6, 20.0, 50.0, 100.0, None]
+    assert [trial.constraints[FAILED] for trial in study.trials] == [1.0, 0.0, 0.0, 1.0, 1.0]
+    ends = [trial.user_attrs["outcome"] for trial in study.trials]
     assert ends == ["wrong_result", "ok", "pruned", "crashed", "not_available"]
-    assert trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
-    assert search.study.best_params == {"A": 2}
-    assert search.study.metric_names == ["time_us"]
+    assert study.trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
+    assert study.best_params == {"A": 2}
+    assert study.metric_names == ["time_us"]
 
 
 def after_forty() -> Search:
@@ -200,13 +196,18 @@ def volume(trials: Iterable[Trial]) -> float:
 
 
 @pytest.mark.parametrize("sampler", FOLLOWING)
-def test_every_sampler_but_those_refused_follows_both(sampler):
-    search = both(sampler)
+def test_every_sampler_but_those_refused_follows_both(sampler, monkeypatch):
+    search, told = both(sampler), []
+    learn = search._rows.tell
+
+    def tell(row, result, error):
+        told.append(result)
+        learn(row, result, error)
+
+    monkeypatch.setattr(search._rows, "tell", tell)
     ended = advance(search, 40, judged)
-    assert [trial.values for trial in search.study.trials if trial.user_attrs["outcome"] == "ok"] == [
-        list(values) for trial in ended if (values := objective_values(trial, OBJECTIVES)) is not None
-    ]
-    assert search.study.metric_names == ["time_us", "registers"]
+    assert told == [objective_values(trial, OBJECTIVES) for trial in ended]
+    assert len({SPACE.row_of(trial.config) for trial in ended}) == 40
 
 
 @pytest.mark.parametrize("sampler", ["feasible", "tpe"])
@@ -230,16 +231,13 @@ def test_a_search_for_both_goes_on_as_the_first(sampler):
 
 
 def test_a_failure_is_told_worse_than_all_in_everything():
-    search = Search(make_space({"TM": (2, 4, 8, 1)}), "brute-force", objectives=OBJECTIVES)
-    trials = tell_in_order(
-        search,
-        broken({"TM": 2}, Outcome.CRASHED),
-        replace(ok({"TM": 4}, 20.0), resources=model.Resources(90, 0, 0, 0, 0)),
-        replace(ok({"TM": 8}, 30.0), resources=model.Resources(40, 0, 0, 0, 0)),
-        broken({"TM": 1}),
-    )
+    sampler = FeasibleSampler(make_space({"TM": (2, 4, 8, 1)}), 0, objectives=2)
+    for row, result in enumerate([None, (20.0, 90.0), (30.0, 40.0), None]):
+        sampler.tell(sampler.propose(row), result)
+    trials = sampler._private.trials
     assert [trial.values for trial in trials] == [[1e6, 1e6], [20.0, 90.0], [30.0, 40.0], [60.0, 180.0]]
-    assert [trial.params["TM"] for trial in search.study.best_trials] == [4, 8]
+    assert [trial.constraints[FAILED] for trial in trials] == [1.0, 0.0, 0.0, 1.0]
+    assert [trial.number for trial in sampler._private.best_trials] == [1, 2]
 
 
 ROWS = [SPACE.config(row) for row in range(0, len(SPACE), 11)]
@@ -307,22 +305,21 @@ def test_optunas_own_tools_and_plots_accept_the_study(study):
 
 
 def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(study, tmp_path):
-    search = both("random")
-    advance(search, 6, judged)
+    other = study_of_trials(SPACE.parameters, TRIALS[:3])
     path = tmp_path / "studies with a space.db"
-    for given in (study, search.study):
+    for given in (study, other):
         study_to_storage(given, path)
     with pytest.raises(InputError, match=r"studies with a space\.db holds a study named 'sgemm M=64' already"):
         study_to_storage(study, path)
     with quiet_optuna():
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        for written, metrics in ((study, ["time_us"]), (search.study, ["time_us", "registers"])):
+        for written in (study, other):
             loaded = optuna.load_study(study_name=written.study_name, storage=storage)
             for found, given in zip(loaded.trials, written.trials, strict=True):
                 for name in ("params", "values", "user_attrs", "constraints"):
                     assert getattr(found, name) == getattr(given, name)
             assert loaded.trials[-1].constraints.keys() == {FAILED}
-            assert loaded.metric_names == metrics
+            assert loaded.metric_names == ["time_us"]
     storage.remove_session()
     storage.engine.dispose()
 
