@@ -20,7 +20,7 @@ import numpy as np
 from autotile.core.argument_types import check_value, checked_except
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
-from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement, Outcome, Trial, non_dominated
+from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Outcome, Trial, non_dominated
 from autotile.core.text import plural
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
@@ -42,6 +42,7 @@ from autotile.kernel_tuner.util import (
     get_objective_defaults,
     process_metrics,
 )
+from autotile.search.samplers import check_sampler, resolve_sampler, sampler_entry
 from autotile.settings import read_settings
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.tuning.options import TuneOptions
@@ -516,9 +517,6 @@ class _TuneCall:
 
         As in Kernel Tuner, what the results state that they took counts towards the time limit.
         """
-        from autotile.search.samplers import resolve_sampler
-        from autotile.search.search import Search
-
         codec = self.codec
         restrictions = parse_restrictions(described.restrictions, codec.values)
         entries: list[tuple[Config, dict[str, Any]]] = []
@@ -549,26 +547,20 @@ class _TuneCall:
         space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
         by_row = {space.row_of(config): entry for config, entry in entries}
         trials = min(self.trials or len(space), len(space))
-        sampler = resolve_sampler(self.sampler, space, None, trials)
-        search = Search(space, sampler, self.seed or 0, trials=trials)
+        check_sampler(self.sampler)
+        name = resolve_sampler(self.sampler, space, None, trials)
+        sampler = sampler_entry(name).make(space, self.seed or 0, trials=trials)
         started, limit_s, simulated_ms = time.perf_counter(), self.budget_s, 0.0
         try:
             for _ in range(trials):
-                is_late = limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s
-                proposed = None if is_late else search.propose()
-                if proposed is None:
+                if limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s:
                     break
-                row, config = proposed
+                row = sampler.propose()
                 result = self._add_cached(by_row[row])
                 simulated_ms += _simulated_ms(result)
-                trial = Trial(config, Outcome.CRASHED, source="replayed")
-                if "__error__" not in result:
-                    time_us = 1e3 * float(result["time"])
-                    measured = Measurement(time_us, time_us, time_us)
-                    trial = Trial(config, Outcome.OK, measurement=measured, source="replayed")
-                search.tell(row, trial)
+                sampler.tell(row, None if "__error__" in result else (1e3 * float(result["time"]),))
         finally:
-            search.close()
+            sampler.close()
         return env
 
     def _run_strategy(

@@ -160,12 +160,13 @@ class SamplerEntry:
         return next((package for package in self.packages if find_spec(package[0]) is None), None)
 
     def make(
-        self, space: SearchSpace, seed: int, available: ArrayLike | None, objectives: int, **given: Any
+        self, space: SearchSpace, seed: int, available: ArrayLike | None = None, objectives: int = 1, **given: Any
     ) -> RowSampler:
         """Make the sampler with what it takes of what is given; its module is imported now."""
-        module, _, name = self.kind.partition(".")
-        kind: type[RowSampler] = getattr(import_module(f"autotile.search.{module}"), name)
-        return kind(space, seed, available, objectives, **self.options, **{each: given[each] for each in self.takes})
+        module, _, of_module = self.kind.partition(".")
+        kind: type[RowSampler] = getattr(import_module(f"autotile.search.{module}"), of_module)
+        taken = {name: value for name, value in given.items() if name in self.takes}
+        return kind(space, seed, available, objectives, **self.options, **taken)
 
 
 def _optuna(name: str, **arguments: Any) -> BaseSampler:
