@@ -31,9 +31,7 @@ class Search:
     search. Trials that ran have a value of each of the objectives to minimise, of `autotile.core.model`. Samplers that
     transfer use the trials of ``sources``; the default one, where there are none, the estimated time of each row.
 
-    ``ahead`` is the number of proposals that the caller makes before it tells the result of the oldest, by which a
-    search that is rebuilt from stored trials continues as the original would have. Errors are those of `check_sampler`,
-    and an `InputError` if the seed is negative.
+    Errors are those of `check_sampler`, and an `InputError` if the seed is negative.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class Search:
         first: Iterable[Config] = (),
         available: ArrayLike | None = None,
         trials: int | None = None,
-        ahead: int = 1,
         objectives: Sequence[str] = (TIME,),
         sources: Sequence[Source] = (),
         estimate: Estimate | None = None,
@@ -61,12 +58,11 @@ class Search:
         self._first = [row for config in first if (row := space.row_of(config)) is not None]
         self._pending: dict[int, bool] = {}
         """Rows that were proposed, or are replayed, and not told, with whether one was only nominated."""
-        self._ahead = ahead
         self._gains: deque[float | None] = deque(maxlen=_EXPECTED_PROPOSALS)
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
-        """Trials of earlier sessions whose results no proposal may know yet, with the number of proposals before each,
-        and its row."""
+        """Trials of earlier sessions whose results no proposal may know yet, with the number of proposals before the
+        first that may, and their rows."""
 
     @property
     def misleading_sources(self) -> tuple[MisleadingSource, ...]:
@@ -79,16 +75,18 @@ class Search:
         misleading = {source.name for source in self.misleading_sources}
         return tuple(name for name in self._sources if name not in misleading)
 
-    def replay(self, trials: Iterable[Trial]) -> int:
+    def replay(self, trials: Iterable[Trial], ahead: int = 1) -> int:
         """Learn from trials of earlier sessions, oldest first; they are not proposed again.
 
-        Trials whose configuration is not valid any more are ignored. Return the number of the others.
+        ``ahead`` is the number of proposals that these sessions, and this one, make before they tell the result of the
+        oldest, so that the search continues as the original would have. Trials whose configuration is not valid any
+        more are ignored. Return the number of the others.
         """
         begun = self._begun
         for trial in trials:
             if (row := self.space.row_of(trial.config)) is not None:
                 self._tell_replayed()  # the sampler knows the results that were known when this one began
-                self._replayed.append((self._begun, row, trial))
+                self._replayed.append((self._begun + ahead, row, trial))
                 self._pending[self._rows.propose(row)] = False
                 self._begun += 1
         return self._begun - begun
@@ -179,7 +177,7 @@ class Search:
 
     def _tell_replayed(self) -> None:
         """Tell the replayed trials that the next proposal would have known in their session."""
-        while self._replayed and self._replayed[0][0] <= self._begun - self._ahead:
+        while self._replayed and self._replayed[0][0] <= self._begun:
             _, row, trial = self._replayed.popleft()
             if row in self._pending:  # else another trial of the row was added meanwhile
                 self.tell(row, trial)
@@ -232,7 +230,7 @@ class Shortlist:
                 row = search.space.row_of(trial.config)
                 self._earlier[-1 - number if row is None else row] = trial
         else:
-            search.replay(earlier)
+            search.replay(earlier, lookahead.compiling)
 
     @property
     def expected_gain(self) -> float | None:

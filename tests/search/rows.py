@@ -120,7 +120,7 @@ def check_resuming(make: Callable[[], Search], trial_of: TrialOf, ahead: int, ki
     whole = advance(make(), 45, trial_of, ahead)
     for done in killed:
         resumed = make()
-        assert resumed.replay(whole[:done]) == done
+        assert resumed.replay(whole[:done], ahead) == done
         assert [t.config for t in advance(resumed, 45 - done, trial_of, ahead)] == [t.config for t in whole[done:]]
 
 

@@ -63,8 +63,8 @@ def _no_process_stays():
 
 def go_on(name: str, earlier: list[Trial], seed: int = 7, ahead: int = 5) -> list[Trial]:
     """Run a search up to 16 trials, those of an earlier session included."""
-    search = Search(tile_space(), name, seed, first=[DEFAULT], trials=16, ahead=ahead)
-    search.replay(earlier)
+    search = Search(tile_space(), name, seed, first=[DEFAULT], trials=16)
+    search.replay(earlier, ahead)
     try:
         return advance(search, 16 - len(earlier), trial_of, ahead)
     finally:

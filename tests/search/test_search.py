@@ -71,7 +71,7 @@ def test_a_resumed_search_goes_on_as_the_first_one_would_have(name, ahead, kille
     """Also with pending proposals: each knows the same results as in the first search."""
 
     def search() -> Search:
-        return Search(SPACE, name, seed=7, first=[DEFAULT], ahead=ahead)
+        return Search(SPACE, name, seed=7, first=[DEFAULT])
 
     check_resuming(search, trial_of, ahead, killed)
 
@@ -125,7 +125,7 @@ def test_a_study_shows_times_in_microseconds_and_failures_as_the_worst():
 
 def after_forty() -> Search:
     """Return a search with a model, which expects gains."""
-    search, told = Search(SPACE, "feasible", 0, ahead=4), iter(range(40))
+    search, told = Search(SPACE, "feasible", 0), iter(range(40))
     advance(search, 40, lambda config: ok(config, 100.0 + next(told) % 7))
     return search
 
@@ -160,7 +160,7 @@ def test_each_nomination_has_its_gain_and_its_row_once():
 
 
 def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window():
-    search = Search(SPACE, "feasible", 0, ahead=4)
+    search = Search(SPACE, "feasible", 0)
     assert search.proposals_until(0.1, 8) is None  # nothing was proposed
     search._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert search.proposals_until(0.5, 8) == 2  # when that without a model and the first gain have left
@@ -355,7 +355,7 @@ def go(shortlist: Shortlist, trials: int, done: int = 0) -> tuple[list[Trial], i
 
 
 def shortlist_of(earlier: list[Trial], lookahead: Lookahead = RANKED, seed: int = 5) -> Shortlist:
-    return Shortlist(Search(SPACE, "feasible", seed, first=[DEFAULT], ahead=8), lookahead, earlier=earlier)
+    return Shortlist(Search(SPACE, "feasible", seed, first=[DEFAULT]), lookahead, earlier=earlier)
 
 
 def configs(trials: list[Trial]) -> list[Config]:
@@ -363,8 +363,8 @@ def configs(trials: list[Trial]) -> list[Config]:
 
 
 def test_without_a_choice_candidates_are_measured_as_they_were_proposed():
-    search = Search(SPACE, "tpe", 3, ahead=4)
-    shortlist = Shortlist(Search(SPACE, "tpe", 3, ahead=4), Lookahead(4))
+    search = Search(SPACE, "tpe", 3)
+    shortlist = Shortlist(Search(SPACE, "tpe", 3), Lookahead(4))
     waiting = []
     for _ in range(40):
         while len(waiting) < 4:
@@ -431,7 +431,7 @@ def test_what_the_compiler_says_decides_among_candidates_alike():
             time = ok(config, float(registers[space.row_of(config)])).measurement
             return replace(compiled(config), stage="measure", measurement=time)
 
-        searches = [Search(space, "feasible", seed, ahead=4) for seed in range(2)]
+        searches = [Search(space, "feasible", seed) for seed in range(2)]
         sessions = [Shortlist(search, Lookahead(4, per_measured=2)) for search in searches]
         return float(
             np.mean([trial.time_us for each in sessions for trial in session(each, 40, measured, 0, compiled)[0]])
