@@ -58,12 +58,13 @@ class KernelTunerSampler(RowSampler):
         super().__init__(space, seed, available, objectives)
         self._strategy = strategy
         self._rows: NDArray[np.int64] = np.flatnonzero(self.candidates.free)
-        """Row of each configuration of the strategy, ascending."""
+        self._numbers = {row: number for number, row in enumerate(self._rows.tolist())}
+        """Row of each configuration of the strategy, ascending, and the number of that of each row."""
         self._evaluations = min(trials or len(self._rows), len(self._rows))
         self._times_ms: dict[int, float | None] = {}
-        """Time of each row that was tried; None for a failure."""
+        """Time in milliseconds of each row that was tried; None for a failure."""
         self._unsent: dict[int, float | None] = {}
-        """Times that the strategy has not received yet, by configuration, in milliseconds."""
+        """Those that the strategy has not received yet."""
         self._wanted: deque[int] = deque()
         """Rows that the strategy waits for."""
         self._runs = 0
@@ -91,8 +92,7 @@ class KernelTunerSampler(RowSampler):
                 wanted, new, failure = [], 0, str(error)
                 self._end_process()
                 self._child, self._has_space = None, False
-                for tried in self._times_ms:  # a new process knows no times
-                    self._note_time(tried)
+                self._unsent = dict(self._times_ms)  # a new process knows no times
             self._is_running = bool(wanted)
             self._wanted = deque(self._rows[wanted].tolist())
             self._has_asked |= self._is_running or new > 0
@@ -113,13 +113,7 @@ class KernelTunerSampler(RowSampler):
 
     def tell(self, row: int, result: Result, error: float = 0.0) -> None:
         """Take note of the time of a row."""
-        self._times_ms[row] = 1e-3 * result[0] if result is not None else None
-        self._note_time(row)
-
-    def _note_time(self, row: int) -> None:
-        index = int(np.searchsorted(self._rows, row))
-        if index < len(self._rows) and self._rows[index] == row:
-            self._unsent[index] = self._times_ms[row]
+        self._times_ms[row] = self._unsent[row] = 1e-3 * result[0] if result is not None else None
 
     def _start(self) -> Child:
         child = Child(_WORKER_MODULE)
@@ -148,7 +142,8 @@ class KernelTunerSampler(RowSampler):
         if not self._is_running:
             seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
             message = {"op": "run", "seed": seed, "evaluations": self._evaluations}
-        times, self._unsent = list(self._unsent.items()), {}
+        times = [(self._numbers[row], time_ms) for row, time_ms in self._unsent.items() if row in self._numbers]
+        self._unsent = {}
         try:
             reply = child.request({**message, "times_ms": times}, _MAX_SILENCE_S)
         except WorkerTimeoutError:

@@ -18,7 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseGASampler, BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
-from optuna.storages import InMemoryStorage
+from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState, create_trial
 
@@ -262,12 +262,15 @@ def attributes_of(trial: model.Trial) -> dict[str, str | int | float]:
 
 
 def study_of_trials(
-    parameters: Sequence[Parameter], trials: Iterable[model.Trial], name: str | None = None
+    parameters: Sequence[Parameter],
+    trials: Iterable[model.Trial],
+    name: str | None = None,
+    storage: BaseStorage | None = None,
 ) -> optuna.Study:
-    """Build a study in memory from stored trials, oldest first, for Optuna's plots or for `study_to_storage`.
+    """Build a study from stored trials, oldest first, for Optuna's plots and tools.
 
     It minimises the time in microseconds. Values of the parameters that occur only in the trials are added. Without a
-    name, Optuna chooses one.
+    name, Optuna chooses one; without a storage, it is in memory.
     """
     kept = list(trials)
     choices: dict[str, dict[Value, None]] = {each.name: dict.fromkeys(each.values) for each in parameters}
@@ -275,27 +278,27 @@ def study_of_trials(
         for parameter, value in trial.config.items():
             choices.setdefault(parameter, {})[value] = None
     distributions = {parameter: CategoricalDistribution(tuple(each)) for parameter, each in choices.items()}
-    with quiet_optuna():
-        study = optuna.create_study(study_name=name)
-        study.set_metric_names([OBJECTIVES[TIME]])
     values_of = values_in_study()
-    for trial in kept:
-        result, is_known = objective_values(trial, [TIME]), trial.outcome.is_finding
-        study.add_trial(
-            create_trial(
-                state=TrialState.COMPLETE if is_known else TrialState.FAIL,
-                values=values_of(result) if is_known else None,
-                params=dict(trial.config),
-                distributions={each: distributions[each] for each in trial.config},
-                user_attrs=attributes_of(trial),
-                constraints={FAILED: float(result is None)},
+    with quiet_optuna():
+        study = optuna.create_study(study_name=name, storage=storage)
+        study.set_metric_names([OBJECTIVES[TIME]])
+        for trial in kept:
+            result, is_known = objective_values(trial, [TIME]), trial.outcome.is_finding
+            study.add_trial(
+                create_trial(
+                    state=TrialState.COMPLETE if is_known else TrialState.FAIL,
+                    values=values_of(result) if is_known else None,
+                    params=dict(trial.config),
+                    distributions={each: distributions[each] for each in trial.config},
+                    user_attrs=attributes_of(trial),
+                    constraints={FAILED: float(result is None)},
+                )
             )
-        )
     return study
 
 
-def study_to_storage(study: optuna.Study, path: Path) -> None:
-    """Copy a study to an SQLite file, for ``optuna-dashboard`` and `optuna.load_study`.
+def write_study(path: Path, parameters: Sequence[Parameter], trials: Iterable[model.Trial], name: str) -> None:
+    """Write trials to an SQLite file as a study, for ``optuna-dashboard`` and `optuna.load_study`.
 
     The file is created if it does not exist, else the study is added to it. Raise `InputError` if the file is not an
     Optuna storage, cannot be written, or holds a study of that name.
@@ -304,21 +307,18 @@ def study_to_storage(study: optuna.Study, path: Path) -> None:
     from sqlalchemy import URL, NullPool
     from sqlalchemy.exc import DatabaseError
 
+    url = URL.create("sqlite", database=str(path)).render_as_string()
     try:
         with quiet_optuna():
-            url = URL.create("sqlite", database=str(path)).render_as_string()
             # without a pool, no connection stays open if Optuna's constructor rejects the file
             storage = RDBStorage(url, engine_kwargs={"poolclass": NullPool})
-            try:
-                copy = optuna.create_study(storage=storage, study_name=study.study_name, directions=study.directions)
-                if study.metric_names is not None:
-                    copy.set_metric_names(study.metric_names)
-                copy.add_trials(study.get_trials(deepcopy=False))
-            finally:
-                storage.remove_session()
-                storage.engine.dispose()
+        try:
+            study_of_trials(parameters, trials, name, storage)
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
     except optuna.exceptions.DuplicatedStudyError as error:
-        raise InputError(f"{path} holds a study named {study.study_name!r} already; name another file") from error
+        raise InputError(f"{path} holds a study named {name!r} already; name another file") from error
     except (DatabaseError, RuntimeError) as error:
         cause = getattr(error, "orig", None) or error
         raise InputError(f"{path} cannot be written as an Optuna storage: {cause}; name another file") from error

@@ -34,7 +34,7 @@ from autotile.search.optuna_samplers import (
     attributes_of,
     quiet_optuna,
     study_of_trials,
-    study_to_storage,
+    write_study,
 )
 from autotile.search.samplers import SAMPLERS, Lookahead, check_sampler
 from autotile.search.search import Search, Shortlist
@@ -304,20 +304,20 @@ def test_optunas_own_tools_and_plots_accept_the_study(study):
     plt.close("all")
 
 
-def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(study, tmp_path):
-    other = study_of_trials(SPACE.parameters, TRIALS[:3])
-    path = tmp_path / "studies with a space.db"
-    for given in (study, other):
-        study_to_storage(given, path)
+def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(tmp_path):
+    path, written = tmp_path / "studies with a space.db", {"sgemm M=64": TRIALS, "another": TRIALS[:3]}
+    for name, trials in written.items():
+        write_study(path, SPACE.parameters, trials, name)
     with pytest.raises(InputError, match=r"studies with a space\.db holds a study named 'sgemm M=64' already"):
-        study_to_storage(study, path)
+        write_study(path, SPACE.parameters, TRIALS, "sgemm M=64")
     with quiet_optuna():
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        for written in (study, other):
-            loaded = optuna.load_study(study_name=written.study_name, storage=storage)
-            for found, given in zip(loaded.trials, written.trials, strict=True):
-                for name in ("params", "values", "user_attrs", "constraints"):
-                    assert getattr(found, name) == getattr(given, name)
+        for name, trials in written.items():
+            loaded = optuna.load_study(study_name=name, storage=storage)
+            expected = study_of_trials(SPACE.parameters, trials).trials
+            for found, given in zip(loaded.trials, expected, strict=True):
+                for part in ("params", "values", "user_attrs", "constraints"):
+                    assert getattr(found, part) == getattr(given, part)
             assert loaded.trials[-1].constraints.keys() == {FAILED}
             assert loaded.metric_names == ["time_us"]
     storage.remove_session()
@@ -325,10 +325,10 @@ def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(
 
 
 @pytest.mark.parametrize("place", ["missing/folder.db", "text.db"])
-def test_what_is_no_storage_is_refused(study, tmp_path, place):
+def test_what_is_no_storage_is_refused(tmp_path, place):
     (tmp_path / "text.db").write_text("this is not a database, but it is long enough to be taken for one" * 20)
     with pytest.raises(InputError, match="cannot be written as an Optuna storage"):
-        study_to_storage(study, tmp_path / place)
+        write_study(tmp_path / place, SPACE.parameters, TRIALS, "sgemm M=64")
 
 
 def test_silence_ends(capsys):
