@@ -58,11 +58,15 @@ class Search:
         self._first = [row for config in first if (row := space.row_of(config)) is not None]
         self._pending: dict[int, bool] = {}
         """Rows that were proposed, or are replayed, and not told, with whether one was only nominated."""
-        self._gains: deque[float | None] = deque(maxlen=_EXPECTED_PROPOSALS)
         self._begun = 0
         self._replayed: deque[tuple[int, int, Trial]] = deque()
         """Trials of earlier sessions whose results no proposal may know yet, with the number of proposals before the
         first that may, and their rows."""
+
+    @property
+    def expected_gain(self) -> float | None:
+        """Gain that was expected of the last proposal, see `RowSampler.expected_gain`."""
+        return self._rows.expected_gain
 
     @property
     def misleading_sources(self) -> tuple[MisleadingSource, ...]:
@@ -106,11 +110,9 @@ class Search:
     def _ask(self, choose: Callable[[int | None], int], *, is_nominated: bool = False) -> tuple[int, Config] | None:
         candidates = self._rows.candidates
         if not candidates.remaining:
-            self._gains.clear()
             return None
         row = choose(next((row for row in self._first if candidates.free[row]), None))
         self._pending[row] = is_nominated
-        self._gains.append(self._rows.expected_gain)
         self._begun += not is_nominated
         return row, self.space.config(row)
 
@@ -131,34 +133,6 @@ class Search:
         if self._pending.get(row, True):  # it was not proposed here, or only nominated
             self._pending[self._rows.propose(row)] = False
         self.tell(row, trial)
-
-    def gain_of(self, count: int = _EXPECTED_PROPOSALS) -> float | None:
-        """Return the relative gain of the best speed, 0.01 for 1 %, that is expected of the last ``count`` proposals.
-
-        It is the sum of the gains that each was expected to add to the earlier ones, and slightly overestimates their
-        joint gain. A rebuilt search has the same, since it makes the same proposals. None until as many proposals were
-        made with a model, and if no row is left.
-        """
-        last = list(self._gains)[-count:]
-        known = [gain for gain in last if gain is not None]
-        return sum(known) if len(known) == count else None
-
-    def proposals_until(self, gain: float, count: int = _EXPECTED_PROPOSALS) -> int | None:
-        """Return after how many more proposals `gain_of` the last ``count`` is below ``gain``.
-
-        Each is taken to add less than the one before, as those of the last quarter did than those of the quarter
-        before. None if it would be more than eight times as many, or is not known.
-        """
-        last = [np.nan if known is None else known for known in self._gains][-count:]
-        window = np.array([np.nan] * (count - len(last)) + last)
-        quarter = max(1, count // 4)
-        coming, before = window[-quarter:].mean(), window[-2 * quarter : -quarter].mean()
-        decay = min(1.0, coming / before) ** (1 / quarter) if before > 0 else 1.0
-        added = np.concatenate([[0.0], np.cumsum(coming * decay ** np.arange(1, 8 * count + 1))])
-        left = np.concatenate([np.cumsum(window[::-1])[::-1], np.zeros(7 * count + 1)])  # of this window
-        left += added - np.concatenate([np.zeros(count), added[:-count]])
-        below = np.flatnonzero(left < gain)
-        return int(below[0]) if len(below) else None
 
     def tell(self, row: int, trial: Trial) -> None:
         """Learn from the trial of a proposed row.
@@ -222,6 +196,8 @@ class Shortlist:
         self._begun = 0
         """Number of candidates that were chosen, in this session and the earlier ones."""
         self._set_aside = 0
+        self._gains: deque[float | None] = deque(maxlen=_EXPECTED_PROPOSALS)
+        """What was expected of the last proposals, see `Search.expected_gain`."""
         self._described: set[int] = set()
         self._earlier: dict[int, Trial] = {}
         """Trials of earlier sessions that no choice may know yet, by row; by a negative number without a valid row."""
@@ -234,13 +210,29 @@ class Shortlist:
 
     @property
     def expected_gain(self) -> float | None:
-        """Gain that is expected of the last 256 proposals together, see `Search.gain_of`."""
-        return self._search.gain_of(_EXPECTED_PROPOSALS)
+        """Relative gain of the best speed, 0.01 for 1 %, that is expected of the last 256 proposals together.
+
+        It is the sum of the gains that each was expected to add to the earlier ones, and slightly overestimates their
+        joint gain. None until as many proposals were made with a model, and if no row is left.
+        """
+        known = [gain for gain in self._gains if gain is not None]
+        return sum(known) if len(known) == _EXPECTED_PROPOSALS else None
 
     def trials_until(self, gain: float) -> float | None:
-        """Return the number of trials after which `expected_gain` is below ``gain``; None if that is not foreseen."""
-        proposals = self._search.proposals_until(gain, _EXPECTED_PROPOSALS)
-        return None if proposals is None else proposals / self._lookahead.per_measured
+        """Return the number of trials after which `expected_gain` is below ``gain``.
+
+        Each proposal is taken to add less than the one before, as those of the last quarter did than those of the
+        quarter before. None if it would be more than eight times as many proposals, or is not known.
+        """
+        count, quarter = _EXPECTED_PROPOSALS, _EXPECTED_PROPOSALS // 4
+        window = np.array([None] * (count - len(self._gains)) + [*self._gains], np.float64)  # NaN for None
+        coming, before = window[-quarter:].mean(), window[-2 * quarter : -quarter].mean()
+        decay = min(1.0, coming / before) ** (1 / quarter) if before > 0 else 1.0
+        added = np.concatenate([[0.0], np.cumsum(coming * decay ** np.arange(1, 8 * count + 1))])
+        left = np.concatenate([np.cumsum(window[::-1])[::-1], np.zeros(7 * count + 1)])  # of this window
+        left += added - np.concatenate([np.zeros(count), added[:-count]])
+        below = np.flatnonzero(left < gain)
+        return int(below[0]) / self._lookahead.per_measured if len(below) else None
 
     def propose(self, room: int | None = None) -> tuple[int, Config] | None:
         """Return the next row to compile, with its configuration; None if enough rows wait, or no row is left.
@@ -342,8 +334,11 @@ class Shortlist:
         if len(self._waiting) >= wanted:
             return None
         proposed = self._search.nominate() if self._lookahead.ranks else self._search.propose()
-        if proposed is not None:
+        if proposed is None:
+            self._gains.clear()
+        else:
             self._waiting[proposed[0]] = None
+            self._gains.append(self._search.expected_gain)
         return proposed
 
     def _begin(self, row: int) -> None:

@@ -27,6 +27,7 @@ from rows import (
 from autotile.core import model
 from autotile.core.model import Config, Outcome, Trial, non_dominated, objective_values
 from autotile.errors import ConfigError, InputError
+from autotile.search import search as searching
 from autotile.search.gaussian_process import features_of
 from autotile.search.optuna_samplers import (
     FAILED,
@@ -121,53 +122,6 @@ def test_a_study_shows_times_in_microseconds_and_failures_as_the_worst():
     assert study.trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
     assert study.best_params == {"A": 2}
     assert study.metric_names == ["time_us"]
-
-
-def after_forty() -> Search:
-    """Return a search with a model, which expects gains."""
-    search, told = Search(SPACE, "feasible", 0), iter(range(40))
-    advance(search, 40, lambda config: ok(config, 100.0 + next(told) % 7))
-    return search
-
-
-def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_left():
-    search = after_forty()
-    assert search.gain_of() is None
-    assert search.gain_of(4) == pytest.approx(sum(list(search._gains)[-4:]))
-    search._gains.extend([0.25] * 256)
-    assert search.gain_of() == pytest.approx(64)
-    search = after_forty()
-    advance(search, len(SPACE) - 40, tile_ok)
-    assert search.gain_of(4) is not None
-    assert search.propose() is None
-    assert (search.gain_of(4), search.gain_of(1)) == (None, None)
-
-
-def test_each_nomination_has_its_gain_and_its_row_once():
-    search = after_forty()
-    before, rows = list(search._gains), set()
-    while (nominated := search.nominate()) is not None:
-        rows.add(nominated[0])
-        assert search.gain_of(1) is not None
-        assert list(search._gains)[: len(before)] == before, "one more"
-        assert len(search._gains) == len(before) + len(rows)
-    assert len(rows) == len(SPACE) - 40
-    assert (search.gain_of(4), search.gain_of(1)) == (None, None)  # no row is left
-    row = min(rows)
-    search.tell(row, ok(SPACE.config(row), 90.0))  # as one that was nominated
-    with pytest.raises(ConfigError, match="was told already"):
-        search.tell(row, ok(SPACE.config(row), 90.0))
-
-
-def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window():
-    search = Search(SPACE, "feasible", 0)
-    assert search.proposals_until(0.1, 8) is None  # nothing was proposed
-    search._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert search.proposals_until(0.5, 8) == 2  # when that without a model and the first gain have left
-    assert search.proposals_until(0.1, 8) == 3
-    search._gains.extend([0.01] * 8)
-    assert search.proposals_until(0.1, 8) == 0
-    assert search.proposals_until(0.05, 8) is None  # as much is added as leaves
 
 
 OBJECTIVES = ("time", "registers")
@@ -360,6 +314,52 @@ def shortlist_of(earlier: list[Trial], lookahead: Lookahead = RANKED, seed: int 
 
 def configs(trials: list[Trial]) -> list[Config]:
     return [trial.config for trial in trials]
+
+
+def proposals_that_count(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(searching, "_EXPECTED_PROPOSALS", count)
+
+
+def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_left(monkeypatch):
+    shortlist = shortlist_of([])
+    go(shortlist, 40)
+    assert None in shortlist._gains
+    assert shortlist.expected_gain is None
+    shortlist._gains.extend([0.25] * 256)
+    assert shortlist.expected_gain == pytest.approx(64)
+    proposals_that_count(monkeypatch, 4)
+    shortlist = shortlist_of([])
+    go(shortlist, 40)
+    assert len(shortlist._gains) == 4
+    assert shortlist.expected_gain == pytest.approx(sum(shortlist._gains))
+    go(shortlist, 1000, done=40)
+    assert shortlist.propose() is None
+    assert shortlist.expected_gain is None
+
+
+def test_each_nomination_has_its_gain_and_its_row_once():
+    search, told, rows = Search(SPACE, "feasible", 0), iter(range(40)), set()
+    advance(search, 40, lambda config: ok(config, 100.0 + next(told) % 7))
+    while (nominated := search.nominate()) is not None:
+        rows.add(nominated[0])
+        assert search.expected_gain is not None
+    assert len(rows) == len(SPACE) - 40
+    row = min(rows)
+    search.tell(row, ok(SPACE.config(row), 90.0))  # as one that was nominated
+    with pytest.raises(ConfigError, match="was told already"):
+        search.tell(row, ok(SPACE.config(row), 90.0))
+
+
+def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window(monkeypatch):
+    proposals_that_count(monkeypatch, 8)
+    shortlist = shortlist_of([])  # in which two proposals are one trial
+    assert shortlist.trials_until(0.1) is None  # nothing was proposed
+    shortlist._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert shortlist.trials_until(0.5) == 2 / 2  # when that without a model and the first gain have left
+    assert shortlist.trials_until(0.1) == 3 / 2
+    shortlist._gains.extend([0.01] * 8)
+    assert shortlist.trials_until(0.1) == 0
+    assert shortlist.trials_until(0.05) is None  # as much is added as leaves
 
 
 def test_without_a_choice_candidates_are_measured_as_they_were_proposed():
