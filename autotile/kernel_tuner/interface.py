@@ -389,8 +389,7 @@ def _with_check(
             return kernel
         verify = _equal_with_nan
     shown = None if answer is None else [g if a is None else a for g, a in zip(answer, arrays, strict=True)]
-    check = observation.output_check(kernel.arrays, len(kernel.arguments), shown, verify, kernel.atol)
-    return replace(kernel, check=check)
+    return replace(kernel, check=observation.output_check(kernel, shown, verify))
 
 
 def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) -> bool:
