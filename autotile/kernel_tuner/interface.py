@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import random
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,18 +21,29 @@ import numpy as np
 from autotile.core.argument_types import check_value, checked_except
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
-from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Outcome, Trial, non_dominated
+from autotile.core.dtypes import load_npy
+from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Outcome, Trial, config_text, non_dominated
 from autotile.core.text import plural
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_kernel import names_read
-from autotile.kernel.spec import Parameter
+from autotile.kernel.spec import Parameter, computed_values
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
 from autotile.kernel_tuner.parameters import ParameterCodec, Params, parse_restrictions
 from autotile.kernel_tuner.strategies import Strategy, TuneRunner, choose_strategy, installed_module
-from autotile.kernel_tuner.translation import ScriptKernel, block_names, checked_device, host_array, run_once
+from autotile.kernel_tuner.translation import (
+    ScriptKernel,
+    block_names,
+    host_array,
+    is_on_gpu,
+    library_name,
+    restored_form,
+    session_folder,
+)
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
     ErrorConfig,
@@ -44,10 +56,15 @@ from autotile.kernel_tuner.util import (
 )
 from autotile.search.samplers import check_sampler, resolve_sampler, sampler_entry
 from autotile.settings import read_settings
+from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.tuning.backend import workload_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.session import open_session
+from autotile.workers.compile_pool import compile_in_worker
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import Candidate, Entry, Time
 
 _DEVICE_PARAMETERS = ("nvml_", "tegra_", "cuda_sm_percentage")
 """Parameters by which Kernel Tuner sets up the device."""
@@ -56,6 +73,8 @@ _MAX_LISTED = 200_000
 _SEARCH_SHARE = 0.9
 """Share of the time limit for the search; the finals take the rest, so that a call ends near its limit."""
 _UNITS = {"time": "ms"}
+_COMPILE_DEADLINE_S, _RUN_DEADLINE_S = 120.0, 300.0
+"""Time limits of `run_kernel`."""
 
 
 class ConfigResult(dict[str, Any]):
@@ -311,7 +330,7 @@ def run_kernel(
     """
     _begin(kernel_name, log, texmem_args)
     codec = ParameterCodec({name: [value] for name, value in params.items()} or {"block_size_x": [256]})
-    kernel = ScriptKernel(
+    described = ScriptKernel(
         kernel_name,
         kernel_source,
         problem_size,
@@ -324,8 +343,61 @@ def run_kernel(
         defines=defines,
         constants=cmem_args,
     )
-    kernel.check_language(lang)
-    return run_once(kernel, device)
+    described.check_language(lang)
+    kernel = described.build()
+    gpu = _device_at(device, "and run_kernel needs one; see `autotile doctor`")
+    problem = resolve_problem(kernel.spec, {}, None, defaults=True)
+    config = dict(kernel.spec.default)
+    if reason := check_config(kernel.spec, config, problem, gpu):
+        raise InputError(f"{described.name} cannot run with {config_text(config)}: {reason}")
+    settings = read_settings()
+    job = compile_job(kernel, config, problem, gpu.architecture)
+    compiled = compile_in_worker(job, settings, _COMPILE_DEADLINE_S)
+    if compiled.cubin is None:
+        raise InputError(f"{described.name} does not compile: {compiled.reason}")
+    names = [buffer.name for buffer in kernel.spec.buffers if buffer.is_written]
+    with tempfile.TemporaryDirectory(dir=session_folder()) as folder:
+        workload = replace(
+            workload_of(kernel, problem, settings, TuneOptions(l2="hot", device_index=device)),
+            sample_limit_s=0.0,
+            captured=tuple(names),
+            capture_folder=folder,
+        )
+        computed = computed_values(kernel.spec.computed, config)
+        candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
+        worker = Gpu(workload, _RUN_DEADLINE_S)
+        try:
+            (evaluation,) = worker.run(Time((Entry(candidate),)))
+        finally:
+            worker.close()
+        if evaluation.outcome is not Outcome.OK or not evaluation.captured:
+            raise InputError(f"{described.name} failed with {config_text(config)}: {evaluation.reason}")
+        contents = {name: load_npy(Path(evaluation.captured) / f"{name}.npy") for name in names}
+    returned: list[Any] = list(described.arguments)
+    for index, array in described.arrays.items():
+        stored = contents.get(kernel.spec.arguments[index].name)
+        returned[index] = array.copy() if stored is None else restored_form(stored, array)
+        target = described.arguments[index]
+        if not is_on_gpu(target) or returned[index].tobytes() == array.tobytes():
+            continue  # unchanged, it may be another argument, too
+        if library_name(target) == "torch":
+            import torch
+
+            target.copy_(torch.from_numpy(returned[index]))
+        else:
+            import cupy
+
+            with target.device:
+                target[...] = cupy.asarray(returned[index])
+                cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
+    return returned
+
+
+def _device_at(index: int, hint: str) -> DeviceProperties:
+    """Return a GPU by its CUDA index; an `InputError`, which ends with the hint, if there is none."""
+    if not 0 <= index < device_count():
+        raise InputError(f"there is no CUDA device {index} here, {hint}")
+    return live_device(index)
 
 
 def _begin(kernel_name: str, log: int | None, texmem_args: Mapping[str, Any] | None) -> None:
@@ -429,7 +501,7 @@ class _TuneCall:
         Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
         codec, kernel = self.codec, described.build()
-        device = checked_device(
+        device = _device_at(
             self.device, "and only the results of an earlier call can be searched: pass cache and simulation_mode=True"
         )
         problem = resolve_problem(kernel.spec, {}, None, defaults=True)
