@@ -218,10 +218,10 @@ def tune_kernel(
         env = call.simulate(kernel, file)
         env["simulated_time"] = sum(map(_simulated_ms, call.results.values()))
     else:
-        env, groups = {}, list(_groups(kernel, answer))
+        own_check = verify if callable(verify) else None
+        env, groups = {}, [_with_check(group, own_check, call.observation) for group in _groups(kernel, answer)]
         count = len(groups)
-        for number, (group, expected) in enumerate(groups):
-            checked = _with_check(group, expected, verify if callable(verify) else None, call.observation)
+        for number, checked in enumerate(groups):
             # The groups share the limits equally.
             part = None if trials is None else max(1, trials * (number + 1) // count - trials * number // count)
             part_s = None if budget_s is None else budget_s / count
@@ -420,7 +420,7 @@ def _selected(argument: Any, params: Params) -> Any:
     return argument.select_for_configuration(params) if _is_tunable(argument) else argument
 
 
-def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, Sequence[Any] | None]]:
+def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[ScriptKernel]:
     """Yield the kernel with its arguments and its answer, for each value of the parameters that these depend on."""
     codec = kernel.codec
     read = set().union(*(_names_of(each, codec) for each in (*kernel.arguments, answer) if _is_tunable(each)))
@@ -432,7 +432,8 @@ def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, S
         expected = _selected(answer, probe)
         check_value("answer", expected, Iterable[Any] | None)
         listed = [_selected(each, probe) for each in expected] if expected is not None else None
-        yield replace(kernel, arguments=[_selected(each, probe) for each in kernel.arguments], codec=narrowed), listed
+        arguments = [_selected(each, probe) for each in kernel.arguments]
+        yield replace(kernel, arguments=arguments, codec=narrowed, answer=listed)
 
 
 def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
@@ -445,15 +446,13 @@ def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
     )
 
 
-def _with_check(
-    kernel: ScriptKernel, answer: Sequence[Any] | None, verify: Callable[..., Any] | None, observation: Observation
-) -> ScriptKernel:
-    """Return a kernel with its answer, and with the functions that look at its outputs."""
+def _with_check(kernel: ScriptKernel, verify: Callable[..., Any] | None, observation: Observation) -> ScriptKernel:
+    """Return a kernel with the functions that look at its outputs, beside its answer."""
+    answer = kernel.answer
     if answer is not None and len(answer) != len(kernel.arguments):
         raise InputError(
             f"answer has {plural(len(answer), 'element')}, expected {len(kernel.arguments)}, one an argument"
         )
-    kernel = replace(kernel, answer=answer)
     arrays = [host_array(each) for each in answer or ()]
     if verify is None and not observation.of_output:
         numbers = [array for array in arrays if array is not None and array.dtype.kind in "fc"]
