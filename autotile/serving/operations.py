@@ -27,16 +27,7 @@ from autotile.database.winners import CHANGES, Changes, Winner, file_signature, 
 from autotile.errors import ArgumentError, InputError, ToolchainError
 from autotile.kernel.operation import LIBRARIES, Library, Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
-from autotile.serving.arrays import (
-    VECTOR_BYTES,
-    ArrayLibrary,
-    as_bits,
-    as_cupy,
-    element_type,
-    library_of,
-    new_array,
-    on_stream,
-)
+from autotile.serving.arrays import VECTOR_BYTES, ArrayLibrary, as_cupy, element_type, library_of, new_array, on_stream
 from autotile.serving.aside import choices, compilations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, LibraryCode, RecentCache
@@ -724,7 +715,7 @@ def _native(array: Any, name: str) -> Any:
     """Return a CuPy array or a PyTorch tensor on a GPU unchanged, and any other array as a CuPy view."""
     if library_of(array) is not None and _device_index(array) >= 0:
         return array
-    return as_bits(as_cupy(array, name), element_type(array, name))
+    return as_cupy(array, name)
 
 
 def _device_index(array: Any) -> int:
