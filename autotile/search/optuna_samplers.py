@@ -16,7 +16,15 @@ import optuna
 from numpy.typing import ArrayLike, NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseGASampler, BaseSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.samplers import (
+    BaseGASampler,
+    BaseSampler,
+    CmaEsSampler,
+    GPSampler,
+    NSGAIISampler,
+    RandomSampler,
+    TPESampler,
+)
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
@@ -238,6 +246,18 @@ def _tpe_over_rows(candidates: Candidates, seed: int) -> TPESampler:
     estimator: Any = partial(RowEstimator, candidates=candidates)
     sampler._parzen_estimator_cls = estimator  # Optuna's hook for another one
     return sampler
+
+
+_POPULATION = 20
+"""Trials of one generation: ten generations in 200 trials."""
+
+tpe = partial(FeasibleSampler, draws=2)  # each is a whole batch
+_gp = partial(GPSampler, n_startup_trials=1, warn_independent_sampling=False)
+gp = partial(FeasibleSampler, inner=_gp, draws=1, ordered=True)  # a second draw would find the same maximum
+_cmaes = partial(CmaEsSampler, warn_independent_sampling=False)
+cmaes = partial(FeasibleSampler, inner=_cmaes, startup=1, ordered=True)
+_nsga2 = partial(NSGAIISampler, population_size=_POPULATION)
+nsga2 = partial(FeasibleSampler, inner=_nsga2, startup=_POPULATION)
 
 
 def attributes_of(trial: model.Trial) -> dict[str, str | int | float]:

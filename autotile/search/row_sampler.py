@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -218,3 +219,6 @@ class RowSampler:
     def misleading_sources(self) -> tuple[MisleadingSource, ...]:
         """Return the other studies that it ignores, as the results of this study contradict them."""
         return ()
+
+
+in_order = partial(RowSampler, in_order=True)
