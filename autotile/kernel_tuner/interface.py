@@ -170,17 +170,15 @@ def tune_kernel(
     )
     if not simulation_mode:
         kernel.check_language(lang)
-    if objectives:
-        names, directions = list(objectives), [bool(value) for value in objectives.values()]
-    else:
+    if not objectives:
         asked: Sequence[str | None] = [objective] if isinstance(objective, str) else objective or [None]
         is_listed = isinstance(objective_higher_is_better, Sequence)
         higher: Any = objective_higher_is_better if is_listed else [objective_higher_is_better] * len(asked)
         if len(higher) != len(asked):
             counts = plural(len(asked), "name"), plural(len(higher), "value")
             raise InputError(f"objective has {counts[0]}, objective_higher_is_better {counts[1]}")
-        pairs = [get_objective_defaults(name, each) for name, each in zip(asked, higher, strict=True)]
-        names, directions = [name for name, _ in pairs], [is_higher for _, is_higher in pairs]
+        objectives = dict(map(get_objective_defaults, asked, higher))
+    names, directions = list(objectives), [bool(is_higher) for is_higher in objectives.values()]
     for name in codec.values:
         if name.startswith(_DEVICE_PARAMETERS):
             warnings.warn(
