@@ -469,8 +469,8 @@ class FeasibleGPSampler(RowSampler):
         """The part of the history that proposals beside the prior depend on; all of it without a prior."""
         self._shared: dict[int, int] = {}
         """Index in that part by row, with a prior."""
-        self._apart: dict[int, tuple[Result, float] | None] = {}
-        """Other rows whose trials began, with result and relative standard error once these have ended."""
+        self._results: dict[int, tuple[Result, float] | None] = {}
+        """Rows whose trials began, with result and relative standard error once these have ended."""
         self._guided: set[int] = set()
         """Rows that were offered at a turn of the prior."""
         self._features: dict[int, Floats] = {}
@@ -504,10 +504,9 @@ class FeasibleGPSampler(RowSampler):
         """Learn the values of a row that is being measured, None for a failure, and the error of the first."""
         if row not in self._measured:
             return
+        self._results[row] = result, error
         if row in self._shared:
             self._unguided.end(self._shared[row], result, error)
-        elif self._prior is not None:
-            self._apart[row] = result, error
         self._history.end(self._measured.pop(row), result, error)
 
     def withdraw(self, row: int) -> None:
@@ -561,9 +560,8 @@ class FeasibleGPSampler(RowSampler):
             self._record_begin(row)
 
     def _record_begin(self, row: int) -> None:
-        if self._prior is not None and row in self._guided:
-            self._apart[row] = None
-        elif self._prior is not None:
+        self._results[row] = None
+        if self._prior is not None and row not in self._guided:
             self._shared[row] = self._unguided.begin(row)
         self._measured[row] = self._history.begin(row)
 
@@ -586,9 +584,9 @@ class FeasibleGPSampler(RowSampler):
             if row not in self._guided:
                 return row
             self._guided.remove(row)
-            if row in self._apart:  # its trial, if that has begun or ended
-                ended, self._shared[row] = self._apart.pop(row), self._unguided.begin(row)
-                if ended is not None:
+            if row in self._results:  # its trial, if that has begun or ended
+                self._shared[row] = self._unguided.begin(row)
+                if (ended := self._results[row]) is not None:
                     self._unguided.end(self._shared[row], *ended)
 
     def _propose(self, rng: Draws, turn: int, *, guided: bool) -> int:
