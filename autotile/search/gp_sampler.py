@@ -255,7 +255,7 @@ class Surrogate:
                 self._points, groups = compiled_points(self._points, groups, self.features, observed)
             loss = losses(values, np.ones(values.shape[1]))
             ascending = np.argsort(loss, kind="stable")
-            residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
+            residual = loss - self._prior_losses(observed, values, loss)
             chosen = informative(ascending, _MAX_FITTED)
             self.parameters: Hyperparameters = fit(
                 self._points(observed[chosen]),
@@ -318,15 +318,12 @@ class Surrogate:
         by_index[:, ended] = loss_of_ended, failed - share, np.ones(len(ended))
         loss, failures, known = by_index[:, self._indices]
         targets = np.stack([loss, failures]) if share else loss[None]
-        prior = np.zeros(0)
-        if self.prior is not None:
-            rows = np.concatenate([history.rows[self._indices], self._rows])
-            prior = self._prior_losses(rows, history.values[: history.ended], loss_of_ended)
-            targets[0] -= prior[: len(self._indices)]
+        rows = np.concatenate([history.rows[self._indices], self._rows])
+        prior = self._prior_losses(rows, history.values[: history.ended], loss_of_ended)
+        targets[0] -= prior[: len(self._indices)]
         mean, deviation = self._process.predict(targets, known > 0)
         mean, deviation = mean[:, self._order], deviation[self._order]
-        if self.prior is not None:
-            mean[0] += prior[len(self._indices) :]
+        mean[0] += prior[len(self._indices) :]
         success = 1 - share - mean[1] if share else np.ones(len(self._rows))
         log_success = np.log(np.clip(success, _MIN_SUCCESS, 1.0))
         least = float(loss_of_ended[best])
@@ -351,8 +348,9 @@ class Surrogate:
         )
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
-        """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
-        assert self.prior is not None
+        """Return what the prior adds to the losses of rows, given values and losses of the first trials that ended."""
+        if self.prior is None:
+            return np.zeros(len(rows))
         ran = ~np.isnan(values[:, 0])
         tried = self.history.rows[self.history.order[: len(values)]]
         return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])

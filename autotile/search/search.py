@@ -50,8 +50,9 @@ class Search:
         check_sampler(sampler, objectives)
         self.sampler = resolve_sampler(sampler, space, available, trials)
         entry = sampler_entry(self.sampler)
-        given = {"sources": sources, "trials": trials, "estimate": estimate}
-        self._rows = entry.make(space, seed, available, len(objectives), **given)
+        self._rows = entry.make(
+            space, seed, available, len(objectives), sources=sources, trials=trials, estimate=estimate
+        )
         self._sources = tuple(name for name, _ in sources) if "sources" in entry.takes else ()
         self.space = space
         self._objectives = tuple(objectives)
