@@ -63,15 +63,13 @@ class KernelTunerSampler(RowSampler):
         self._evaluations = min(trials or len(self._rows), len(self._rows))
         self._times_ms: dict[int, float | None] = {}
         """Time in milliseconds of each row that was tried; None for a failure."""
-        self._unsent: dict[int, float | None] = {}
-        """Those that the strategy has not received yet."""
         self._wanted: deque[int] = deque()
         """Rows that the strategy waits for."""
         self._runs = 0
         self._fruitless_runs = 0
         self._has_asked = False
         """Whether the strategy ever asked for a row."""
-        self._is_running = self._has_space = False
+        self._is_running = False
         self._child: Child | None = self._start()
         """None after it has died."""
 
@@ -91,8 +89,7 @@ class KernelTunerSampler(RowSampler):
             except WorkerError as error:
                 wanted, new, failure = [], 0, str(error)
                 self._end_process()
-                self._child, self._has_space = None, False
-                self._unsent = dict(self._times_ms)  # a new process knows no times
+                self._child = None
             self._is_running = bool(wanted)
             self._wanted = deque(self._rows[wanted].tolist())
             self._has_asked |= self._is_running or new > 0
@@ -118,6 +115,9 @@ class KernelTunerSampler(RowSampler):
     def _start(self) -> Child:
         child = Child(_WORKER_MODULE)
         self._end_process = weakref.finalize(self, child.kill)
+        self._has_space = False
+        self._unsent = dict(self._times_ms)
+        """Times that the strategy has not received yet."""
         return child
 
     def _step(self) -> tuple[list[int], int, str]:
