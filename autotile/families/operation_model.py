@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -385,18 +386,10 @@ class OperationModel:
                     return others[:1]
             else:
                 return others[:1]
-        checks: dict[str, IsValid] = {}
-        own: list[Expected] = []
-        for number in configurations:
-            if len(own) == count:
-                break
-            candidate = candidates[number]
-            if accepts is None or accepts(candidate):
-                name = candidate.kernel
-                if name not in checks:
-                    checks[name] = rules[name](Problem(name, kernels[name], dtype or self.dtype))
-                if checks[name](number, candidate.config):
-                    own.append(expected(number))
+        check_of = cache(lambda name: rules[name](Problem(name, kernels[name], dtype or self.dtype)))
+        accepted = (n for n in configurations if accepts is None or accepts(candidates[n]))
+        valid = (n for n in accepted if check_of(candidates[n].kernel)(n, candidates[n].config))
+        own = [expected(number) for number in itertools.islice(valid, count)]
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
             first, library = own[0], others[0]
