@@ -484,7 +484,7 @@ def _export_trials(
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":
-        from autotile.search.search import study_of_trials, study_to_storage
+        from autotile.search.optuna_samplers import write_study
 
         tables: set[str] = set()
         if path.is_file():
@@ -495,8 +495,7 @@ def _export_trials(
                 tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and _OPTUNA_TABLE not in tables:  # Optuna would add its own to them
             raise InputError(f"{path} is a database of something else than Optuna's studies; name another file")
-        title = f"{key.problem} on {key.gpu_name}"
-        study_to_storage(study_of_trials(parameters, [stored.trial for stored in trials], title), path)
+        write_study(path, parameters, [stored.trial for stored in trials], f"{key.problem} on {key.gpu_name}")
     else:
         if key.source == "replayed":
             raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")

@@ -17,6 +17,7 @@ from autotile.serving.arrays import VECTOR_BYTES
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Choice
 from autotile.serving.dispatcher import default_dispatcher
+from autotile.serving.operations import MatmulOptions
 
 _LEAD = 0.03
 """Part of the library's time by which a product must be expected to be faster: timings vary by a percent or two."""
@@ -57,7 +58,7 @@ def find_product(
         if not keeps:
             location = default_dispatcher.location(None)
             return default_dispatcher.find_best_kernel("matmul", dtype, device, location, sizes, library=library)
-        return default_dispatcher.serve_operation("matmul", sizes, dtype, device=device, library=library, wait=wait)
+        return default_dispatcher.serve_product(sizes, dtype, MatmulOptions(library=library, wait=wait), device)
     except AutotileError:
         return None
 

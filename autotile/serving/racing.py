@@ -28,7 +28,7 @@ from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import AutotileError
 from autotile.kernel.operation import Operation
-from autotile.serving.arrays import CallArrays, as_bits, as_cupy, new_array, on_stream
+from autotile.serving.arrays import CallArrays, as_cupy, new_array, on_stream
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 
@@ -251,7 +251,7 @@ def _scratch_of(kernel: BoundKernel, arrays: Sequence[Any]) -> Scratch | None:
             made[i] = new_array(full[i], tuple(given[i].shape), types[i], zeroed=False)
 
     def view(arrays: Sequence[Any], i: int) -> Any:
-        return as_bits(as_cupy(arrays[i], "scratch"), types[i])
+        return as_cupy(arrays[i], "scratch", types[i])
 
     def restore(arrays: Sequence[Any]) -> None:
         for i in outputs:

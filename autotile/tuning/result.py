@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from autotile.exchange.recording import RecordingHeader
     from autotile.report.study import StudyData
     from autotile.search.importance import ParameterEffects
-    from autotile.search.transfer import MisleadingSource  # imports Optuna
+    from autotile.search.transfer import MisleadingSource
 
 _PARTS = ("learnt_from", "not_learnt_from", "load", "gpus", "confirmation", "drift", "stopped")
 """Fields of a result whose JSON is that of their values."""

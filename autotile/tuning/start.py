@@ -329,7 +329,6 @@ class SearchPlan:
             first=distinct_configs(seeded),
             available=self._available,
             trials=self._options.trial_target,
-            ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
             estimate=self._estimated_us if by_time else None,

@@ -18,6 +18,7 @@ from autotile.serving.aside import wait_for_compilations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.gains import RECORDED_US, WRAPPED_US, Gain, find_product, is_transposed, stored_transposed
+from autotile.serving.operations import MatmulOptions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -26,8 +27,8 @@ from gemm_product import Product, emulating_kernels, fitting_kernels
 PRODUCT = Product(2048, 2048, 2048)
 
 
-def best_matmul(product: Product, **options: Any) -> BoundKernel:
-    return default_dispatcher.serve_operation("matmul", product.sizes, product.dtype, **options)
+def best_matmul(product: Product, device: str | None = None, **options: Any) -> BoundKernel:
+    return default_dispatcher.serve_product(product.sizes, product.dtype, MatmulOptions(**options), device)
 
 
 def store_product(name: str, product: Product, time_us: float, database: Path | None = None) -> None:
