@@ -354,7 +354,7 @@ class RelocatableCall:
 def _relocatable(
     first: _CapturedLaunch, second: _CapturedLaunch, places: list[int], steps: list[int]
 ) -> tuple[DriverLaunch, ParameterBlock, list[tuple[tuple[int, int], list[int]]], int, int]:
-    """Return what launches, the parameters, and which words of these hold the address of an array plus an offset.
+    """Return the launch, the parameters, and which words of these hold the address of an array plus an offset.
 
     Also the two addresses for the launch. Raise `ValueError` if the launches differ in more than these words.
     """

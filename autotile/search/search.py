@@ -198,7 +198,7 @@ class Shortlist:
         """Number of candidates that were chosen, in this session and the earlier ones."""
         self._set_aside = 0
         self._gains: deque[float | None] = deque(maxlen=_EXPECTED_PROPOSALS)
-        """What was expected of the last proposals, see `Search.expected_gain`."""
+        """Gains that were expected of the last proposals, see `Search.expected_gain`."""
         self._described: set[int] = set()
         self._earlier: dict[int, Trial] = {}
         """Trials of earlier sessions that no choice may know yet, by row; by a negative number without a valid row."""

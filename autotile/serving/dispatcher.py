@@ -365,7 +365,7 @@ class Dispatcher:
     def serve_product(
         self, sizes: Mapping[str, int], dtype: str, options: MatmulOptions, device: int | str | None = None
     ) -> BoundKernel:
-        """Return what `get_best_kernel` serves for the operation ``matmul``, also if a kernel has its name.
+        """Return the kernel or library for the operation ``matmul``, also if a kernel has its name.
 
         The sizes are with its flags and conditions; those that the options state count in them only.
         """
