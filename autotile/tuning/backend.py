@@ -38,21 +38,16 @@ _SANITIZER_S = 120.0
 
 
 def choose_backend(
-    kernel: Kernel,
-    problem: Problem,
-    settings: Settings,
-    options: TuneOptions,
-    worker_pool: WorkerPool | None = None,
-    *,
-    lane: Lane | None = None,
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, lane: Lane | None = None
 ) -> Backend:
     """Return the GPU if there is one and no replay was requested, and a recording otherwise.
 
-    ``lane`` are the GPUs of a cluster to use; None for those that the options name. An `InputError` is raised if there
-    is neither a GPU nor a recording, or without them the problem does not fit in a large GPU's memory, no configuration
-    is valid for it, or the default one does not compile; as for `open_recording`; or if a sanitizer was requested in
-    replay. A `ToolchainError` is raised if the requested sanitizer is not installed.
+    ``lane`` has the worker processes, and the GPUs of a cluster to use, None for those that the options name. An
+    `InputError` is raised if there is neither a GPU nor a recording, or without them the problem does not fit in a
+    large GPU's memory, no configuration is valid for it, or the default one does not compile; as for `open_recording`;
+    or if a sanitizer was requested in replay. A `ToolchainError` is raised if the requested sanitizer is not installed.
     """
+    lane = lane or Lane()
     if options.scheduler:
         from autotile.tuning.cluster.gpus import ClusterGpus, ClusterLane  # imports Dask
         from autotile.tuning.cluster.worker import GpuRequest
@@ -73,7 +68,7 @@ def choose_backend(
             recording = open_recording(kernel, problem, options, settings.recording_folders)
             recorded = ReplayBackend(recording, replay_notice(recording, options))
         work = GpuRequest(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
-        if lane is not None and lane.cluster is not None:
+        if lane.cluster is not None:
             return ClusterGpus(lane, work, recorded)
         own = ClusterLane(options)
         try:
@@ -85,7 +80,7 @@ def choose_backend(
         with ExitStack() as opened:
             gpus: list[Gpu] = []
             for index in options.devices if len(options.devices) > 1 else (options.device_index,):
-                one = _start_gpu(kernel, problem, settings, replace(options, device_index=index), worker_pool)
+                one = _start_gpu(kernel, problem, settings, replace(options, device_index=index), lane.worker_pool)
                 if one is None:
                     break
                 opened.callback(one.close)

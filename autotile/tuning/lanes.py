@@ -18,6 +18,7 @@ from autotile.core.device import DeviceProperties
 from autotile.errors import WorkerError
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import StopRequest
+from autotile.workers.child import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.tuning.cluster.requests import Cluster
@@ -41,13 +42,15 @@ class Lane:
 
     The user's interrupt is that which all sessions share; None in the main thread, whose session takes it itself. With
     a connection to a scheduler that offers the GPUs, these may be added while a session runs, and their properties are
-    known, if they are of one model; GPUs of this machine, and simulated ones, have none.
+    known, if they are of one model; GPUs of this machine, and simulated ones, have none. The worker processes are those
+    that all sessions share; None for a session that starts and ends its own.
     """
 
     _devices: tuple[GpuName, ...] = ()
     stop: StopRequest | None = None
     cluster: Cluster | None = None
     device: DeviceProperties | None = None
+    worker_pool: WorkerPool | None = None
 
     @property
     def devices(self) -> tuple[GpuName, ...]:
@@ -148,7 +151,7 @@ def run_jobs(
             taken = tuple(allowed[: max(1, len(allowed) // count)])
             del waiting[chosen]
             free = [gpu for gpu in free if gpu not in taken]
-            own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]))
+            own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]), lane.worker_pool)
             thread = threading.Thread(target=work, args=(chosen, own), name=f"problem {chosen}", daemon=True)
             running[chosen] = thread, own
             thread.start()

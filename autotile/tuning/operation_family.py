@@ -13,7 +13,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -48,15 +48,12 @@ from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.backend import workload_of
 from autotile.tuning.family_session import FAULTS
-from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
 from autotile.tuning.result import ScheduleResult
-from autotile.tuning.schedule import Schedule
+from autotile.tuning.schedule import Schedule, open_gpu
 from autotile.tuning.session import Compiling
-from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
-from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Entry, Job, Reading, Time
 
 _PROBLEMS = 400
@@ -172,20 +169,6 @@ class SweptProblem(NamedTuple):
     def times_us(self) -> dict[CandidateKey, float]:
         """Time of each configuration that has one, in microseconds."""
         return {key: time_us for key, trial in self.trials.items() if (time_us := trial.time_us)}
-
-
-@contextmanager
-def open_grid(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Iterator[Callable[[Job], list[Reading]]]:
-    """Yield the function that runs the jobs of a sweep: on the GPU that the options name, or on one of a cluster."""
-    if lane.cluster is None:
-        index = options.device_index
-        with closing(Gpu(None, options.run_deadline_s, worker_pool=worker_pool, device_index=index)) as gpu:
-            yield gpu.run
-        return
-    from autotile.tuning.cluster.gpus import grid_on_cluster  # imports Dask
-
-    with grid_on_cluster(lane, options.run_deadline_s) as run:
-        yield run
 
 
 @dataclass
@@ -634,10 +617,10 @@ def tune_operation_family(
     """
     kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
     with Schedule.open(settings, options, observe) as schedule:
-        lane, device, worker_pool = schedule.lane, schedule.device, schedule.worker_pool
+        lane, device = schedule.lane, schedule.device
         if device is None:
             raise InputError("a family of an operation is measured on a GPU, and there is none here")
         farm = lane.cluster.compilers if lane.cluster is not None else None
-        with closing(schedule.compilers(farm=farm)) as pool, open_grid(lane, worker_pool, options) as run_job:
+        with closing(schedule.compilers(farm=farm)) as pool, open_gpu(lane, options) as run_job:
             named = tuple(one for one in libraries if one.call is None)
             return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, run_job).cover()

@@ -40,7 +40,7 @@ def run(operation, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     monkeypatch.setattr(schedule, "device_count", lambda: 1)
     monkeypatch.setattr(schedule, "live_device", lambda index: device_profile("h200"))
-    monkeypatch.setattr(operation_family, "Gpu", partial(Gpu, module="fake_sweep_worker"))
+    monkeypatch.setattr(schedule, "Gpu", partial(Gpu, module="fake_sweep_worker"))
     monkeypatch.setattr(operation_family, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_model, "_MAX_REPEATS", 1)
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations

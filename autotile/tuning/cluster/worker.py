@@ -146,10 +146,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._session = request.session
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
         asked, uuid = request.workload, self.uuid
-        if asked is None:
-            self._end_idle()
-            return
-        if self.recordings:
+        if self.recordings and asked is not None:
             found = {file: read_recording_header(Path(file)).problem for file in self.recordings}
             wanted = request.kernel, {**asked.sizes}, asked.dtype
             same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
@@ -161,14 +158,14 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             if self._idle is not None:
                 self._idle.cancel()
             self._workers = self._workers or WorkerPool()
-            workload = self._on_this_machine(asked)
-            self._backend = Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
+            workload, index = self._on_this_machine(asked) if asked is not None else None, self.index
+            of = workload, request.deadline_s
+            self._backend = Gpu(*of, worker_pool=self._workers, device_index=index, uuid=uuid)
         self._backend.wait()
 
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         job = with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
-        if self._backend is None:  # the entries have problems of their own
-            self._backend = Gpu(None, request.deadline_s, device_index=self.index)
+        assert self._backend is not None
         readings = self._backend.run(job)
         return GpuReply(readings=[replace(one, began_at=0.0) for one in readings])  # by the clock of this machine
 
