@@ -111,7 +111,7 @@ def choose_finalists(
     chosen = fastest[: max(count, 1)]
     while True:
         finalists = {t.config_key: t for t in [*chosen, *others]}
-        race_s = 1e-6 * MIN_ROUNDS * sum(interval_of(trial).value + _BESIDE_US for trial in finalists.values())
+        race_s = 1e-6 * MIN_ROUNDS * sum((trial.time_us or 0.0) + _BESIDE_US for trial in finalists.values())
         if len(chosen) <= 2 or race_s <= _RACE_SHARE * rules.limit_s:
             return sorted(finalists.values(), key=_cost)
         chosen.pop()
@@ -183,7 +183,7 @@ def hold_race(
     """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
     if len(left) < 2:
         return None
-    round_us = sum(interval_of(racing[i][0]).value for i in left)
+    round_us = sum(racing[i][0].time_us or 0.0 for i in left)
     entries = [
         Entry(candidate, weight=(trial.cost or 1.0) / (trial.time_us or 1.0))
         for trial, candidate in (racing[i] for i in left)
@@ -343,11 +343,8 @@ class FinalistChecks:
 
     def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:
         """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""
-        return tuple(
-            replace(finalists[i], outcome=found.outcome, reason=found.reason, stage=found.stage, measurement=None)
-            for i, found in self.readings.items()
-            if found.outcome is not Outcome.OK
-        )
+        failed = {i: found for i, found in self.readings.items() if found.outcome is not Outcome.OK}
+        return tuple(found.result_of(finalists[i]) for i, found in failed.items())
 
     def _checked(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Reading:
         """Verify a candidate with two sets of inputs, or with one if no second one can be drawn."""
@@ -380,7 +377,8 @@ def _cost_ratio(
     rounds: list[Sequence[float]] = [raced[i].rounds_us if i in raced else () for i in pair]
     costs = rounds
     if not all(rounds):
-        costs = [(times.value, times.low, times.high) for times in (interval_of(trials[i]) for i in pair)]
+        measured = filter(None, (trials[i].measurement for i in pair))
+        costs = [(one.time_us, one.low_us, one.high_us) for one in measured]
     if scorer is not None:
         costs = [[scorer.cost(trials[i], time_us) for time_us in each] for i, each in zip(pair, costs, strict=True)]
     if all(rounds):
@@ -396,14 +394,9 @@ def with_times(trial: Trial, times_us: Sequence[float], l2: L2Mode = "cold") -> 
     return replace(trial, outcome=Outcome.OK, reason="", stage="finals", measurement=measurement)
 
 
-def interval_of(trial: Trial) -> Interval:
-    """Return the measured time of a finalist with its interval, in microseconds."""
-    assert trial.measurement is not None
-    return Interval(trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us)
-
-
 def _cost(trial: Trial) -> float:
-    return trial.cost if trial.cost is not None else interval_of(trial).value
+    assert trial.cost is not None
+    return trial.cost
 
 
 _CONFIRMING_ROUNDS = 30
@@ -451,7 +444,8 @@ def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, 
                     confirmation = _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
                     return replace(finals, confirmation=confirmation)
                 if fault is None:
-                    fault = replace(reading, reason=f"on {spare.uuid or 'a second GPU'}: {reading.reason}")
+                    where = f"on {spare.uuid or 'a second GPU'}"
+                    fault = replace(reading, reason=f"{where}: {reading.reason}", stage="finals")
                 elif reading.outcome is Outcome.OK:
                     break
             else:  # the GPU may be at fault
@@ -459,7 +453,7 @@ def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, 
         except AutotileError as error:
             notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
             return replace(finals, notices=(*finals.notices, notice))
-        refused.append(replace(winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None))
+        refused.append(fault.result_of(winner))
         key = winner.config_key
         left = [(trial, candidate) for trial, candidate in left if trial.config_key != key]
 

@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
@@ -159,7 +158,7 @@ def run_jobs(
             lend({number: own for number, (_, own) in running.items()}, free)
 
     busy_at = time.monotonic()
-    with stop if lane.stop is None else nullcontext():
+    with stop:
         try:
             while waiting or running:
                 if not stop.requested:

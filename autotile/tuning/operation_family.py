@@ -263,7 +263,7 @@ class Sweep:
         for library, reading in timed.items():
             self._check_version(library, reading)
         own_readings = readings[len(timed) :]
-        measured = {key: _with_result(trial, one) for (key, trial), one in zip(ready, own_readings, strict=True)}
+        measured = {key: one.result_of(trial) for (key, trial), one in zip(ready, own_readings, strict=True)}
         trials |= measured
         self.banned |= {key for key, trial in measured.items() if trial.outcome in FAULTS}
         if not any(trial.outcome.has_time for trial in measured.values()) and not timed:
@@ -277,7 +277,7 @@ class Sweep:
         for library, reading in timed.items():
             if reading.measurement is not None:
                 times[library.name] = reading.measurement.time_us
-                trial = _with_result(Trial({}, Outcome.OK), reading)
+                trial = reading.result_of(Trial({}, Outcome.OK))
                 add(self._library_key(problem, library), [trial], phase="final", is_ranked=True)
         return SweptProblem(self.operation.without_conditions(problem), kernels, trials, times)
 
@@ -558,17 +558,6 @@ class Sweep:
                 trials, libraries = {**one.trials, **again.trials}, {**one.libraries, **again.libraries}
                 self.measured[number] = one._replace(trials=trials, libraries=libraries)
             self._report("measuring", problem)
-
-
-def _with_result(trial: Trial, reading: Reading) -> Trial:
-    return replace(
-        trial,
-        outcome=reading.outcome,
-        reason=reading.reason,
-        stage="measure" if reading.outcome.has_time else "verify",
-        measurement=reading.measurement,
-        telemetry={**trial.telemetry, **reading.telemetry},
-    )
 
 
 def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:

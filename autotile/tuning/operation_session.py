@@ -634,8 +634,7 @@ def hold_contest(
     known = [*(trial for _, _, trial in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
     for trial, reading in zip(known, readings, strict=True):
         if reading.outcome is not Outcome.OK:
-            fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
-            raced.append((fault, ""))
+            raced.append((replace(reading, stage="finals").result_of(trial), ""))
             continue
         version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
         raced.append((with_times(trial, reading.rounds_us, options.l2), version))

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -250,7 +250,6 @@ class Session:
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
         self._finals: Finals | None = None
-        self._receives_stop = stop is None
         self._stop = stop or StopRequest()
         self._begun_s = time.monotonic()
         self._phases_s: dict[str, float] = {}
@@ -347,7 +346,7 @@ class Session:
         trial.
         """
         aborted = False
-        with self._stop if self._receives_stop else nullcontext():
+        with self._stop:
             self._start_run()
             with self._resources:  # leaves the record, which ends the run in any case, and reads it back
                 try:
@@ -1087,9 +1086,7 @@ class Pipeline:
             for stage, seconds in reading.seconds.items():
                 self.timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
-        compiled = candidate.trial()
-        taken_over = attributes(reading, "outcome", "reason", "stage", "measurement", "telemetry", "gpu")
-        trial = replace(compiled, seconds={**compiled.seconds, **reading.seconds}, **taken_over)
+        trial = reading.result_of(candidate.trial())
         if reading.captured:  # its outputs, for a check by a function of the user's
             assert self.kernel.inspection is not None
             with self.timeline.span("session", "inspect"):

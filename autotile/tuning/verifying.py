@@ -17,7 +17,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text, distinct_configs
-from autotile.core.statistics import Interval, raced_ratio, ratio_of
+from autotile.core.statistics import Interval, raced_ratio, ratio_of_times
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
 from autotile.database.database import Database, StoredBest, database_location, open_existing
 from autotile.database.keys import key_of, version_of
@@ -28,7 +28,7 @@ from autotile.settings import Settings, read_settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import FinalistChecks, FinalRules, hold_race, interval_of, with_times
+from autotile.tuning.finals import FinalistChecks, FinalRules, hold_race, with_times
 from autotile.tuning.options import TuneOptions, for_given
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
@@ -219,8 +219,8 @@ def judge_on(
     speedup = None
     if not refused and raced:
         speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us)
-    elif not refused and backend.source != "cuda" and winner.outcome is Outcome.OK:
-        speedup = ratio_of(interval_of(candidate), interval_of(winner))
+    elif not refused and backend.source != "cuda" and candidate.measurement and winner.measurement:
+        speedup = ratio_of_times(candidate.measurement, winner.measurement)
     if raced:
         pair = enumerate((candidate, winner))  # one that could not be loaded has no times
         candidate, winner = (with_times(one, times) if (times := raced[i].rounds_us) else one for i, one in pair)

@@ -13,8 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
-from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem, Sizes
+from autotile.core.documents import (
+    Count,
+    Finite,
+    Name,
+    NonNegative,
+    Positive,
+    Text,
+    TimeUs,
+    Whole,
+    attributes,
+    convert,
+    to_fields,
+)
+from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem, Sizes, Trial
 
 if TYPE_CHECKING:
     from autotile.cuda.function import StepFunctions
@@ -218,6 +230,16 @@ class Reading:
     """UUID of the GPU; empty if it is not known."""
     died: bool = False
     """Whether the worker crashed or hung with the entry; one that ends after a wrong result has not died."""
+
+    def result_of(self, trial: Trial) -> Trial:
+        """Return the trial of a candidate with what the reading found; what it does not state stays."""
+        return replace(
+            trial,
+            **attributes(self, "outcome", "reason", "stage", "measurement"),
+            gpu=self.gpu or trial.gpu,
+            seconds={**trial.seconds, **self.seconds},
+            telemetry={**trial.telemetry, **self.telemetry},
+        )
 
     def scaled(self, scale: float | None) -> Reading:
         """Return the reading with its times multiplied by a factor, which its telemetry states; None for none."""

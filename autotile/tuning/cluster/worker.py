@@ -20,14 +20,14 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.text import plural
 from autotile.cuda.driver import device_uuid, live_device
-from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
+from autotile.errors import AutotileError, InputError, WorkerError
 from autotile.exchange.recording import read_recording, read_recording_header
 from autotile.settings import read_settings, user_path
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.cluster.connection import WorkerPlugin, check_scheduler, distributed, ignore_interrupts, local_host
 from autotile.tuning.replay import ReplayBackend
 from autotile.version import __version__
-from autotile.workers.child import WorkerPool
+from autotile.workers.child import WorkerPool, fault_reply
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Reading, Workload, read_job, with_files
 
@@ -72,13 +72,11 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class GpuReply:
-    """Reply to a request; ``error`` and its kind are set if it failed.
+    """Reply to a request that has not failed.
 
     ``is_busy`` is whether another session has the GPU. There are no readings of a race that broke.
     """
 
-    error: str = ""
-    kind: str = ""
     is_busy: bool = False
     device: DeviceProperties | None = None
     readings: list[Reading] = field(default_factory=list)
@@ -213,17 +211,16 @@ def answer(text: str, cubins: Mapping[str, bytes]) -> str:
     """Answer a request on the GPU of this process of Dask; the task that a session submits.
 
     ``text`` is a `GpuRequest` as JSON, ``cubins`` are the contents of its cubins by their SHA-256 hashes; the result is
-    a `GpuReply` as JSON.
+    a `GpuReply` as JSON, or that of `fault_reply`.
     """
     plugin = cast("GpuPlugin", distributed.get_worker().plugins[_PLUGIN])
     try:
-        reply = plugin.handle(decode_json(text, GpuRequest), cubins)
+        reply = to_fields(plugin.handle(decode_json(text, GpuRequest), cubins))
     except AutotileError as error:
-        kind = "input" if isinstance(error, InputError) else "toolchain" if isinstance(error, ToolchainError) else ""
-        reply = GpuReply(error=str(error), kind=kind)
+        reply = fault_reply(error)
     except Exception as error:  # Dask cannot send each one, and the session would wait for it
-        reply = GpuReply(error=f"{type(error).__name__}: {error}")
-    return encode_json(to_fields(reply))
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    return encode_json(reply)
 
 
 def live_gpus(indices: Sequence[int]) -> list[GpuPlugin]:
