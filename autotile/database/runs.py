@@ -472,9 +472,9 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _write_run(self, connection: Connection) -> None:
         ids = {"study_id": ensure_study(connection, self._key, self._device)}
-        ids["run_id"] = insert_run(connection, {**self._run, **ids})
+        ended = {"ended_at": now_text(), "summary": self._summary or {}}
+        ids["run_id"] = insert_run(connection, {**self._run, **ended, **ids})
         insert_trials(connection, [row | ids for row in self._rows])
-        finish_run(connection, ids["run_id"], self._summary or {})
 
 
 def forget_dead(connection: Connection, study_id: int) -> int:

@@ -390,8 +390,7 @@ class FamilyMatrix:
 
 def _best_of(database: Database, key: TuningKey) -> list[Config]:
     """Return the best few configurations of a point's study, its winner first."""
-    study_id = database.find_study(key)
-    winner = [best.trial.config for best in database.best(study_id=study_id)] if study_id is not None else []
+    winner = [best.trial.config for best in database.best(digest=key.digest)]
     ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
     ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
     return distinct_configs([*winner, *ordered])[:_BEST_OF_EACH]

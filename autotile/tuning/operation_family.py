@@ -268,8 +268,7 @@ class Sweep:
         self.banned |= {key for key, trial in measured.items() if trial.outcome in FAULTS}
         if not any(trial.outcome.has_time for trial in measured.values()) and not timed:
             return None
-        device, host = self.device, platform.node()
-        add = partial(self.database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=host)
+        add = partial(self.database.add_run, sampler=_SAMPLER, device=self.device, host=platform.node())
         for name, own in problems.items():  # in one transaction a kernel
             if stored := [trial for (kernel, _), trial in trials.items() if kernel == name]:
                 add(self._key(own), stored)
@@ -302,10 +301,10 @@ class Sweep:
             return None
         libraries = {}
         for library in self.libraries:
-            study_id = studies.get(self._library_key(problem, library).digest)
-            best = self.database.best(study_id=study_id) if study_id is not None else []
-            if best and best[0].trial.time_us is not None:
-                libraries[library.name] = best[0].trial.time_us
+            digest = self._library_key(problem, library).digest
+            for best in self.database.best(digest=digest) if digest in studies else ():
+                if best.trial.time_us is not None:
+                    libraries[library.name] = best.trial.time_us
         return SweptProblem(self.operation.without_conditions(problem), kernels, trials, libraries)
 
     def kernels_of(self, problem: Problem) -> dict[str, dict[str, int]]:

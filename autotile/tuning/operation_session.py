@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import JsonObject, attributes, to_document
@@ -235,6 +235,9 @@ _CONTEST_S = 0.8
 """Time of the last finals and the last race besides their limits: compiling from the cache, laying out, the checks."""
 _CHECKS = 4
 """Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
+
+
+_UNTIMED = Trial({}, Outcome.NOT_AVAILABLE, "it was not timed")
 
 
 @dataclass(slots=True)
@@ -499,9 +502,10 @@ class _Halving:
             return []
         raced_us = _RACED_WITHIN * ran[0].time_us
         near = [one for one in ran if one.state != "dropped" or one.time_us <= raced_us][:_MAX_RACED]
-        device, schedule = self._device, self.schedule
+        device, schedule, l2 = self._device, self.schedule, self.options.l2
         assert device is not None
         raced: dict[str, Trial] = {}
+        contest: Sequence[tuple[Trial, str]] = ()
         if not _is_replayed(device):
             finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
             try:
@@ -509,31 +513,23 @@ class _Halving:
             except (WorkerError, InputError, ToolchainError) as error:
                 cause = "the last race could not be held, and the times of the kernels' own finals are compared"
                 schedule.notices[f"{cause}: {error}"] = None
-                return self._compared(near, {})
-            l2 = self.options.l2
-            for one, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
-                raced[one.name] = trial
-                self._store(key_of(one.kernel, one.problem, device, l2_mode=l2), trial, device)
-                one.best = trial if trial.outcome is Outcome.OK else None
-                one.fail("failed", trial.reason)
-            for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
-                raced[library.name] = trial
-                of = self.operation, self.problem, device, library.name, version or library.version
-                self._store(library_key(*of, l2_mode=l2), trial, device)
         elif self.libraries:
             schedule.notices["launches are replayed: no library can be timed here"] = None
-        return self._compared(near, raced)
-
-    def _compared(self, near: Sequence[_Entrant], raced: Mapping[str, Trial]) -> list[TunedContender]:
-        """Return all contenders with their ratios to the fastest of those that were raced."""
-        contenders = [one.contender() for one in self.entrants]
+        for entrant, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
+            raced[entrant.name] = trial
+            self._store(key_of(entrant.kernel, entrant.problem, device, l2_mode=l2), trial, device)
+            entrant.best = trial if trial.outcome is Outcome.OK else None
+            entrant.fail("failed", trial.reason)
+        for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=False):
+            raced[library.name] = trial
+            of = self.operation, self.problem, device, library.name, version or library.version
+            self._store(library_key(*of, l2_mode=l2), trial, device)
+        contenders = [entrant.contender() for entrant in self.entrants]
         for library in self.libraries:
-            trial = raced.get(library.name)
-            one = TunedContender(library.name, is_library=True, trial=trial)
-            if trial is None or trial.outcome is not Outcome.OK:
-                reason = trial.reason if trial is not None else "it was not timed"
-                one = replace(one, trial=None, state="failed", reason=reason)
-            contenders.append(one)
+            trial = raced.get(library.name, _UNTIMED)
+            is_ok = trial.outcome is Outcome.OK
+            came_out: Any = {"trial": trial} if is_ok else {"trial": None, "state": "failed", "reason": trial.reason}
+            contenders.append(TunedContender(library.name, is_library=True, **came_out))
         measured = {one.name: times for one in contenders if one.trial and (times := one.trial.measurement) is not None}
         names = {*(one.name for one in near), *(library.name for library in self.libraries)}
         racing = [name for name in measured if name in names]
@@ -564,7 +560,6 @@ class _Halving:
             phase="final",
             is_ranked=trial.outcome is Outcome.OK,
             seed=self.options.seed,
-            driver=device.driver or "",
             host=platform.node(),
             summary={"operation": self.operation.name},
         )

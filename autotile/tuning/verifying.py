@@ -347,5 +347,5 @@ def check_served(
     key = key_of(kernel, problem, device, l2_mode=options.l2)
     verdict = replace(trial, measurement=None, stage="verify")
     with Database.open(database_location(options.database), set_damage_aside=False) as database:
-        database.add_run(key, [verdict], sampler="verify", device=device, driver=device.driver or "", phase="final")
+        database.add_run(key, [verdict], sampler="verify", device=device, phase="final")
     return check, "" if trial.outcome.has_time else f"{trial.outcome}: {trial.reason}"
