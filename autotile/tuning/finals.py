@@ -434,24 +434,22 @@ def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, 
         spare = backend.spare() if winner is not None and not rules.hurried else None
         if spare is None or winner is None:
             return finals
-        candidates = {trial.config_key: candidate for trial, candidate in left}
+        where, candidates = spare.uuid or "a second GPU", {trial.config_key: candidate for trial, candidate in left}
+        readings: list[Reading] = []
         try:
-            fault: Reading | None = None
             for trial in finals.ranked:
                 entries = (Entry(candidates[trial.config_key]),)
-                (reading,) = spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
-                if fault is None and reading.outcome is Outcome.OK:
-                    confirmation = _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
-                    return replace(finals, confirmation=confirmation)
-                if fault is None:
-                    where = f"on {spare.uuid or 'a second GPU'}"
-                    fault = replace(reading, reason=f"{where}: {reading.reason}", stage="finals")
-                elif reading.outcome is Outcome.OK:
+                readings += spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
+                if readings[-1].outcome is Outcome.OK:
                     break
-            else:  # the GPU may be at fault
-                raise AutotileError(f"no finalist is right there: {fault.reason if fault is not None else ''}")
+            fault = replace(readings[0], reason=f"on {where}: {readings[0].reason}", stage="finals")
+            if readings[-1].outcome is not Outcome.OK:  # the GPU may be at fault
+                raise AutotileError(f"no finalist is right there: {fault.reason}")
+            if len(readings) == 1:
+                confirmation = _confirmation(spare, finals, candidates, seed=rules.seed, home=backend.uuid)
+                return replace(finals, confirmation=confirmation)
         except AutotileError as error:
-            notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
+            notice = f"the winner could not be confirmed on {where}: {error}"
             return replace(finals, notices=(*finals.notices, notice))
         refused.append(fault.result_of(winner))
         key = winner.config_key
@@ -459,14 +457,11 @@ def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, 
 
 
 def _confirmation(
-    spare: Backend, finals: Finals, candidates: Mapping[str, Candidate], seed: int, home: str
+    spare: Backend, finals: Finals, candidates: Mapping[str, Candidate], *, seed: int, home: str
 ) -> Confirmation | None:
     """Race the winner and the default on another GPU."""
-    winner, default = finals.winner, finals.default
-    assert winner is not None
-    racing = [winner]
-    if default is not None and default.config_key != winner.config_key:
-        racing.append(default)
+    winner = finals.ranked[0]
+    racing = list({trial.config_key: trial for trial in (winner, finals.default) if trial is not None}.values())
     round_us = sum(trial.time_us or 0.0 for trial in racing)
     entries = [Entry(candidates[trial.config_key]) for trial in racing]
     raced = spare.run(Race.lasting(entries, round_us, seed, limit_s=_CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS))

@@ -213,10 +213,9 @@ class Sweep:
         One of the same code, of another problem too, is not started again.
         """
 
-        def submit(make_job: Callable[[], CompileJob]) -> Future[Compiled]:
-            job = make_job()
+        def submit(job: CompileJob) -> Future[Compiled]:
             if job.key not in self._compiled:
-                self._compiled[job.key] = self.compile_pool.submit(lambda: job)
+                self._compiled[job.key] = self.compile_pool.submit(job)
             return self._compiled[job.key]
 
         begun, problems = [], self._problems_of(kernels)

@@ -897,11 +897,11 @@ class Compiling:
         config: Config,
         device: DeviceProperties,
         *,
-        submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
+        submit: Callable[[CompileJob], Future[Compiled]],
         verify_sizes: Sequence[Sizes] = (),
     ) -> None:
         def at(sizes: Sizes) -> Future[Compiled]:
-            return submit(lambda: compile_job(kernel, config, problem.at(sizes), device.architecture))
+            return submit(compile_job(kernel, config, problem.at(sizes), device.architecture))
 
         self._kernel, self._problem, self._device = kernel, problem, device
         self._trial: Trial | None = None
@@ -934,10 +934,7 @@ class Compiling:
                 if compiled.cubin is not None and (found := other.result()).cubin is None:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
-            plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem, self._device)
-            self._trial = gated_trial(
-                self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device
-            )
+            self._trial = gated_trial(self._kernel, self._problem, self.config, compiled, self._device)
         return self._trial
 
     def candidate(self) -> Candidate | None:
@@ -1118,12 +1115,13 @@ class Pipeline:
 
 
 def gated_trial(
-    kernel: Kernel, problem: Problem, config: Config, compiled: Compiled, *, plan: LaunchPlan, device: DeviceProperties
+    kernel: Kernel, problem: Problem, config: Config, compiled: Compiled, device: DeviceProperties
 ) -> Trial:
     """Return the trial of a configuration up to the second gate: its compiled resources fit on the device.
 
     A `SpecError` is raised if a function takes other parameters than the declared arguments.
     """
+    plan = LaunchPlan.of(kernel.spec, config, problem, device)
     trial = Trial(
         config,
         compiled.outcome,

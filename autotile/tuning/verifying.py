@@ -33,7 +33,6 @@ from autotile.tuning.options import TuneOptions, for_given
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
 from autotile.workers.compile_pool import CompilePool
-from autotile.workers.gpu import Backend
 from autotile.workers.jobs import Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
@@ -171,13 +170,13 @@ def judge(
             rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
             default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
             tried = [configs[1], *default, *map(space.config, rows)]  # those of rows are from all parts of the space
-            confirm_agreement(theirs, backend, distinct_configs(tried))
-        return judge_on(backend, problem, (ours, theirs), configs, options.seed)
+            confirm_agreement(theirs, distinct_configs(tried))
+        return judge_on((ours, theirs), configs, options.seed)
 
 
-def confirm_agreement(pipeline: Pipeline, backend: Backend, configs: Sequence[Config]) -> None:
+def confirm_agreement(pipeline: Pipeline, configs: Sequence[Config]) -> None:
     """Run a kernel without a reference until two of its configurations agree on the outputs; else an `InputError`."""
-    compilations = [pipeline.compile(config) for config in configs]
+    compilations, backend = [pipeline.compile(config) for config in configs], pipeline.backend
     backend.wait()
     working = [one for each in compilations if pipeline.run(each).outcome is Outcome.OK and (one := each.candidate())]
     checks = FinalistChecks(backend, working, FinalRules(configs[0], limit_s=_CHECKS_S))
@@ -188,13 +187,12 @@ def confirm_agreement(pipeline: Pipeline, backend: Backend, configs: Sequence[Co
         )
 
 
-def judge_on(
-    backend: Backend, problem: Problem, pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config], seed: int
-) -> CandidateCheck:
+def judge_on(pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config], seed: int) -> CandidateCheck:
     """Compile, verify and measure a candidate and the winner; race them, and verify the candidate as a winner is.
 
-    Pipelines and configurations are those of the candidate and of the winner.
+    Pipelines and configurations are those of the candidate and of the winner, on the same GPU.
     """
+    problem, backend = pipelines[0].problem, pipelines[0].backend
     compilations = [pipeline.compile(config) for pipeline, config in zip(pipelines, configs, strict=True)]
     backend.wait()
     candidate, winner = (pipeline.run(one) for pipeline, one in zip(pipelines, compilations, strict=True))
