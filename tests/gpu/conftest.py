@@ -28,7 +28,6 @@ def sweep_of():
             return Sweep(
                 operation,
                 dtype,
-                {member.name: member.load() for member in operation.members if dtype in member.dtypes},
                 libraries,
                 Family({}),
                 schedule,
