@@ -28,12 +28,11 @@ from autotile.settings import Settings, read_settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import FinalistChecks, FinalRules, hold_race, with_times
+from autotile.tuning.finals import Finalist, FinalistChecks, FinalRules, hold_race
 from autotile.tuning.options import TuneOptions, for_given
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
 from autotile.workers.compile_pool import CompilePool
-from autotile.workers.jobs import Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
 
@@ -178,9 +177,10 @@ def confirm_agreement(pipeline: Pipeline, configs: Sequence[Config]) -> None:
     """Run a kernel without a reference until two of its configurations agree on the outputs; else an `InputError`."""
     compilations, backend = [pipeline.compile(config) for config in configs], pipeline.backend
     backend.wait()
-    working = [one for each in compilations if pipeline.run(each).outcome is Outcome.OK and (one := each.candidate())]
+    ran = [(pipeline.run(one), one.candidate()) for one in compilations]
+    working = [Finalist(trial, one) for trial, one in ran if trial.outcome is Outcome.OK and one is not None]
     checks = FinalistChecks(backend, working, FinalRules(configs[0], limit_s=_CHECKS_S))
-    if not any(checks.passes(index, ties=False) for index in range(len(working))):
+    if not any(checks.passes(one, ties=False) for one in working):
         raise InputError(
             "the kernel has no reference, and no two of its configurations agree, so there is nothing to verify a "
             "candidate against; add a reference"
@@ -199,32 +199,28 @@ def judge_on(pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config
     ours, theirs = (one.candidate() for one in compilations)
     if candidate.outcome is not Outcome.OK or ours is None:
         return CandidateCheck(problem, backend.device, candidate, winner, None, 0)
-    checks = FinalistChecks(backend, [ours], FinalRules(configs[1], limit_s=_CHECKS_S))
+    own, other = Finalist(candidate, ours), None
+    checks = FinalistChecks(backend, [own], FinalRules(configs[1], limit_s=_CHECKS_S))
     checks.sanitize()
-    raced: Mapping[int, Reading] = {}
     notices: list[str] = []
     if winner.outcome is Outcome.OK and theirs is not None:
-        racing = [(candidate, ours), (winner, theirs)]
-        raced = hold_race(backend, racing, [0, 1], FinalRules(configs[1], seed=seed)) or {}
-        if not raced and backend.source == "cuda":
+        other = Finalist(winner, theirs)
+        if not hold_race(backend, [own, other], FinalRules(configs[1], seed=seed)) and backend.source == "cuda":
             notices.append("the race broke: a launch failed or overwrote the data of the other")
     else:
         notices.append(f"the winner does not run now, so there is no ratio: {winner.outcome}: {winner.reason}")
-    if raced and raced[0].outcome is not Outcome.OK:
-        checks.refuse(0, raced[0].outcome, raced[0].reason, "finals")
-    checks.passes(0, wins=True)
-    refused = checks.refused([candidate])
+    if own.race is not None and own.race.outcome is not Outcome.OK:
+        checks.refuse(own, replace(own.race, stage="finals"))
+    checks.passes(own, wins=True)
+    refused = checks.refused
     speedup = None
-    if not refused and raced:
-        speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us)
+    if not refused and other is not None and own.race is not None and other.race is not None:
+        speedup = raced_ratio(own.race.rounds_us, other.race.rounds_us)
     elif not refused and backend.source != "cuda" and candidate.measurement and winner.measurement:
         speedup = ratio_of_times(candidate.measurement, winner.measurement)
-    if raced:
-        pair = enumerate((candidate, winner))  # one that could not be loaded has no times
-        candidate, winner = (with_times(one, times) if (times := raced[i].rounds_us) else one for i, one in pair)
-    candidate = refused[0] if refused else candidate
-    repeats = int(checks.readings[0].telemetry.get("repeats", 0))
-    told, sanitized = (*notices, *checks.notices), checks.sanitized.get(0, ())
+    repeats = int(checks.readings[own].telemetry.get("repeats", 0))
+    told, sanitized = (*notices, *checks.notices), checks.sanitized.get(own, ())
+    candidate, winner = refused[0] if refused else own.trial, other.trial if other is not None else winner
     return CandidateCheck(problem, backend.device, candidate, winner, speedup, repeats, told, sanitized)
 
 
