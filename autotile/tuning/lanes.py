@@ -109,7 +109,8 @@ def run_jobs(
         return
     stop = lane.stop or StopRequest()
     waiting = dict.fromkeys(range(len(jobs)))
-    running: dict[int, tuple[threading.Thread, Lane]] = {}
+    running: dict[int, Lane] = {}
+    threads: dict[int, threading.Thread] = {}
     ended: queue.Queue[tuple[int, Ended | BaseException]] = queue.Queue()
 
     def work(number: int, own: Lane) -> None:
@@ -136,11 +137,11 @@ def run_jobs(
 
     def assign() -> None:
         """Give free GPUs to sessions that have lost theirs, then to problems that wait, then to those that run."""
-        lanes = {number: own for number, (_, own) in running.items()}
-        free = lane.free({gpu for own in lanes.values() for gpu in own.devices})
+        free = lane.free({gpu for own in running.values() for gpu in own.devices})
         if lane.cluster is not None:
             present = {*lane.devices}
-            free = lend({number: own for number, own in lanes.items() if not present & {*own.devices}}, free, once=True)
+            lost = {number: own for number, own in running.items() if present.isdisjoint(own.devices)}
+            free = lend(lost, free, once=True)
         for chosen in [*waiting] if free else ():
             allowed = [gpu for gpu in free if allows(chosen, gpu)]
             if not allowed:
@@ -150,12 +151,11 @@ def run_jobs(
             taken = tuple(allowed[: max(1, len(allowed) // count)])
             del waiting[chosen]
             free = [gpu for gpu in free if gpu not in taken]
-            own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]), lane.worker_pool)
-            thread = threading.Thread(target=work, args=(chosen, own), name=f"problem {chosen}", daemon=True)
-            running[chosen] = thread, own
-            thread.start()
+            running[chosen] = own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]), lane.worker_pool)
+            threads[chosen] = threading.Thread(target=work, args=(chosen, own), name=f"problem {chosen}", daemon=True)
+            threads[chosen].start()
         if lane.cluster is not None and not waiting:
-            lend({number: own for number, (_, own) in running.items()}, free)
+            lend(running, free)
 
     busy_at = time.monotonic()
     with stop:
@@ -176,12 +176,13 @@ def run_jobs(
                     number, outcome = ended.get(timeout=_LOOK_S)
                 except queue.Empty:
                     continue
-                running.pop(number)[0].join()
+                del running[number]
+                threads.pop(number).join()
                 if isinstance(outcome, BaseException):
                     raise outcome
                 yield number, outcome
         except BaseException:  # that of a caller who wants no more, too
             stop.requested = stop.aborted = True
-            for thread, _ in running.values():
+            for thread in threads.values():
                 thread.join(_END_S)
             raise
