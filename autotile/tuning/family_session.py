@@ -260,17 +260,6 @@ def _spread(
             save(**{phase: next((number for number in numbers if number not in done), numbers[-1] + 1)})
         return len(done) == len(numbers)
 
-    def measure(candidates: Sequence[Config]) -> bool:
-        """Measure all candidates at every point; return False if the user interrupted."""
-        lacking = []  # points at which a valid candidate was not tried
-        for number in range(progress.measured, count):
-            problem, tried = spec.at(points[number], dtype), _newest(database, keys[number])
-            untried = [config for config in candidates if config_key(config) not in tried]
-            if any(not check_config(spec, config, problem, device) for config in untried):
-                lacking.append(number)
-        chosen = for_given(options, candidates, finals=0, fresh=False)
-        return at_points("measured", lacking, lambda number: replace(chosen, budget_s=share_s(1.0, count - number)))
-
     save()
     rule: FamilyRule | None = None
     matrix: FamilyMatrix | None = None
@@ -282,7 +271,14 @@ def _spread(
     if is_tuned:
         proposed = [_best_of(database, one) for one in keys]
         candidates = distinct_configs([*itertools.chain(*proposed), spec.default])
-        if measure(candidates):
+        lacking = []  # points at which a valid candidate was not tried
+        for number in range(progress.measured, count):
+            problem, tried = spec.at(points[number], dtype), _newest(database, keys[number])
+            untried = [config for config in candidates if config_key(config) not in tried]
+            if any(not check_config(spec, config, problem, device) for config in untried):
+                lacking.append(number)
+        chosen = for_given(options, candidates, finals=0, fresh=False)
+        if at_points("measured", lacking, lambda number: replace(chosen, budget_s=share_s(1.0, count - number))):
             matrix = FamilyMatrix(database, keys, proposed, candidates)
             if not matrix.points:
                 raise InputError(f"no configuration of {kernel.name} ran at any point of {family}")
