@@ -384,16 +384,15 @@ class Gpu(Backend):
                 reply = child.receive(deadline_s)
             else:
                 reply = child.request(job_message(job), deadline_s, stage_limits_s)
-            last = reply.get("last", False)
             parsed = parsed_reply(reply, Readings)
-            if last and parsed.readings and (broken := parsed.readings[-1]).outcome is Outcome.CRASHED:
+            if parsed.last and parsed.readings and (broken := parsed.readings[-1]).outcome is Outcome.CRASHED:
                 # an assertion in a kernel is printed, not returned; after it come complaints of what CuPy destroys
                 reason = ": ".join(filter(None, [broken.reason, child.last_line("Assertion")]))
                 parsed.readings[-1] = replace(broken, reason=reason)
         except BaseException:
             self._drop_child()
             raise
-        if last:
+        if parsed.last:
             self._drop_child()
         return parsed
 

@@ -164,10 +164,17 @@ class ExpectedFolder:
 
     def _next_fault(self) -> str:
         """Wait for the answer to the next set, and return what is wrong with it; empty if nothing is."""
-        assert self._process is not None
-        place, answer = self._place, self._next_line(self._process)
-        if answer is None:
-            return f"{place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
+        place, process = self._place, self._process
+        assert process is not None
+        while True:
+            has_ended = not is_running(process)  # what it has written is there then
+            answer, end, _ = os.pread(self._answers, _MAX_ANSWER, self._read).partition(b"\n")
+            if end or has_ended or len(answer) == _MAX_ANSWER:
+                break
+            if time.monotonic() > self._deadline_s:
+                return f"{place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
+            time.sleep(_LOOK_S)
+        self._read += len(answer + end)
         if not answer:
             status = self._end()
             how = f"with status {os.waitstatus_to_exitcode(status)}" if status is not None else "or closed its files"
@@ -176,18 +183,6 @@ class ExpectedFolder:
             return decode_json(answer, str)
         except DataError:
             return f"{place}: its process sent a damaged answer; it must not write to files that it has not opened"
-
-    def _next_line(self, process: int) -> bytes | None:
-        """Read a line that the child writes; None if it takes too long, empty or incomplete if the child ended."""
-        while True:
-            has_ended = not is_running(process)  # what it has written is there then
-            line, end, _ = os.pread(self._answers, _MAX_ANSWER, self._read).partition(b"\n")
-            if end or has_ended or len(line) == _MAX_ANSWER:
-                self._read += len(line + end)
-                return line
-            if time.monotonic() > self._deadline_s:
-                return None
-            time.sleep(_LOOK_S)
 
     def _end(self) -> int | None:
         """Kill the child if it still runs; else return its status, None if another thread of the program has it."""
