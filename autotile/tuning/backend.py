@@ -23,7 +23,6 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
 from autotile.tuning.start import measures_energy, session_objective
-from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import SECOND_SEED, ReferenceSource, Workload
@@ -80,11 +79,28 @@ def choose_backend(
         with ExitStack() as opened:
             gpus: list[Gpu] = []
             for index in options.devices if len(options.devices) > 1 else (options.device_index,):
-                one = _start_gpu(kernel, problem, settings, replace(options, device_index=index), lane.worker_pool)
-                if one is None:
+                # its worker starts before the device is looked at: its imports take as long as all of this
+                expected = expected_folder(kernel, problem, options)
+                if expected is not None:
+                    opened.callback(expected.close)
+                workload = workload_of(kernel, problem, settings, replace(options, device_index=index), expected)
+                sanitizer = None
+                if options.sanitize:
+                    from autotile.workers.sanitizer import Sanitizer, find_sanitizer
+
+                    sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S)
+                gpu = Gpu(
+                    workload,
+                    options.run_deadline_s,
+                    worker_pool=lane.worker_pool,
+                    sanitizer=sanitizer,
+                    expected=expected,
+                )
+                opened.callback(gpu.close)
+                if not device_count():
                     break
-                opened.callback(one.close)
-                gpus.append(one)
+                gpu.device, gpu.uuid = live_device(index), device_uuid(index)
+                gpus.append(gpu)
             else:
                 opened.pop_all()
                 return gpus[0] if len(gpus) == 1 else GpuGroup(gpus, options.run_deadline_s)
@@ -111,30 +127,6 @@ def choose_backend(
         return ReplayBackend(recording, notice)
     simulated = [ReplayBackend(recording, notice, uuid=f"simulated-{index}") for index in options.devices]
     return GpuGroup(simulated, options.run_deadline_s)
-
-
-def _start_gpu(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
-) -> Gpu | None:
-    """Start a GPU worker, and return without waiting for it; None if the machine has no CUDA device."""
-    with ExitStack() as opened:  # it starts before the device is looked at: its imports take as long as all of this
-        expected = expected_folder(kernel, problem, options)
-        if expected is not None:
-            opened.callback(expected.close)
-        workload = workload_of(kernel, problem, settings, options, expected)
-        sanitizer = None
-        if options.sanitize:
-            from autotile.workers.sanitizer import Sanitizer, find_sanitizer
-
-            sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S)
-        gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool, sanitizer=sanitizer, expected=expected)
-        opened.callback(gpu.close)
-        if not device_count():
-            return None
-        gpu.device = live_device(options.device_index)
-        gpu.uuid = device_uuid(options.device_index)
-        opened.pop_all()
-    return gpu
 
 
 def workload_of(
