@@ -267,7 +267,17 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             self._database.check_in_place()
             if not self._has_ended:
                 self._finish()
-            self._read_back()
+            self._database.check_integrity()
+            with self._database.reading() as connection:
+                stored = [*run_text(connection, _STORED_TRIALS, {"run": self.run_id})]
+                runs = run_text(connection, _ENDED_RUN, {"run": self.run_id, "started_at": self._run["started_at"]})
+            expected = [tuple(row[name] for name in TRIAL_IDENTITY) for row in self._rows]
+            if not runs or stored not in (expected, expected[: len(expected) - self._unsure]):
+                raise DatabaseError(
+                    f"the database {self._database.location} does not hold what was stored in it: another program "
+                    "overwrote it or its log during the run"
+                )
+            self._database.check_in_place()
 
         try:
             if isinstance(error, LostServerError):  # it was waited for already
@@ -396,19 +406,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             with suppress(DatabaseError):
                 self._transact(release_all)
         self._owner = ""
-
-    def _read_back(self) -> None:
-        self._database.check_integrity()
-        with self._database.reading() as connection:
-            stored = [*run_text(connection, _STORED_TRIALS, {"run": self.run_id})]
-            runs = [*run_text(connection, _ENDED_RUN, {"run": self.run_id, "started_at": self._run["started_at"]})]
-        expected = [tuple(row[name] for name in TRIAL_IDENTITY) for row in self._rows]
-        if not runs or stored not in (expected, expected[: len(expected) - self._unsure]):
-            raise DatabaseError(
-                f"the database {self._database.location} does not hold what was stored in it: another program "
-                "overwrote it or its log during the run"
-            )
-        self._database.check_in_place()
 
     @contextmanager
     def _rescuing(self) -> Iterator[None]:
