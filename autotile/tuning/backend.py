@@ -25,7 +25,7 @@ from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
 from autotile.tuning.start import measures_energy, session_objective
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import SECOND_SEED, ReferenceSource, Workload
+from autotile.workers.jobs import SECOND_SEED, Workload
 
 if TYPE_CHECKING:
     from autotile.workers.python_reference import ExpectedFolder
@@ -140,8 +140,8 @@ def workload_of(
         )
     found, sent = reference_source(kernel), None
     if found is not None:
-        folders, names = tuple(map(str, found.include_folders)), tuple(sorted(found.template_names))
-        sent = ReferenceSource(found.source, str(found.template_path), found.source_hash, folders, names)
+        names = tuple(sorted(found.template_names))
+        sent = found.source, found.template_path, found.source_hash, found.include_folders, names
     return Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,

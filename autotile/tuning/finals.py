@@ -120,7 +120,7 @@ def choose_finalists(
 
 
 @dataclass(eq=False, slots=True)
-class Finalist:
+class Contestant:
     """A candidate that takes part in finals."""
 
     trial: Trial
@@ -139,7 +139,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     together may cost ten seconds; after that, the others are verified, those least like them first, up to the next
     failure. What was not verified is neither ranked nor refused.
     """
-    finalists = [Finalist(*one) for one in racing]
+    finalists = [Contestant(*one) for one in racing]
     checks = FinalistChecks(backend, finalists, rules)
     checks.sanitize()
     left = list(finalists)
@@ -185,7 +185,7 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     return Finals(refused=checks.refused, notices=tuple(checks.notices))
 
 
-def hold_race(backend: Backend, racing: Sequence[Finalist], rules: FinalRules) -> bool:
+def hold_race(backend: Backend, racing: Sequence[Contestant], rules: FinalRules) -> bool:
     """Race finalists; return False where there is nothing to race, or no race is possible."""
     if len(racing) < 2:
         return False
@@ -223,7 +223,7 @@ class FinalistChecks:
     Each finalist is verified once, and the winner for as long as it takes.
     """
 
-    def __init__(self, backend: Backend, finalists: Sequence[Finalist], rules: FinalRules) -> None:
+    def __init__(self, backend: Backend, finalists: Sequence[Contestant], rules: FinalRules) -> None:
         self._backend = backend
         self._finalists = finalists
         self._rules = rules
@@ -231,18 +231,18 @@ class FinalistChecks:
         """Time that faulty finalists have cost."""
         self._right_s, self._wrong_s = list[float](), list[float]()
         """Time of a repeat of each finalist that passed, and of each one that failed, in seconds."""
-        self._given_up = set[Finalist]()
+        self._given_up = set[Contestant]()
         """Finalists that were left out unverified."""
         self._gives_up = False
         self._repeats = _HURRIED_REPEATS if rules.hurried else REPEATS
         self.left_s = self._limit_s = _HURRIED_CHECKS_S if rules.hurried else rules.limit_s
         """Time that is left after the race and the checks of those that passed."""
-        self.readings: dict[Finalist, Reading] = {}
+        self.readings: dict[Contestant, Reading] = {}
         """Result of each finalist that was verified, or refused by another check."""
         self._second_seed = SECOND_SEED
         self.notices: list[str] = []
         """Checks that could not be made, one line each."""
-        self.sanitized: dict[Finalist, tuple[str, ...]] = {}
+        self.sanitized: dict[Contestant, tuple[str, ...]] = {}
         """Tools of compute-sanitizer that found nothing, for each finalist that they ran."""
 
     def sanitize(self) -> None:
@@ -261,13 +261,13 @@ class FinalistChecks:
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 
-    def refuse(self, finalist: Finalist, fault: Reading) -> None:
+    def refuse(self, finalist: Contestant, fault: Reading) -> None:
         """Record a fault that another check found, unless there is one already."""
         known = self.readings.get(finalist)
         if known is None or known.outcome is Outcome.OK:
             self.readings[finalist] = fault
 
-    def passes(self, finalist: Finalist, *, wins: bool = False, ties: bool = True) -> bool:
+    def passes(self, finalist: Contestant, *, wins: bool = False, ties: bool = True) -> bool:
         """Verify a finalist repeatedly, unless it was; return whether it is correct.
 
         The winner gets all repeats that its deadline permits; those that tie with it share a limited time; and the
@@ -303,7 +303,7 @@ class FinalistChecks:
         faulty = left * len(self._wrong_s) / (len(self._right_s) + len(self._wrong_s))
         return right_s + min(faulty * each_s, max(0.0, _FAULTS_S - self.lost_s) + each_s)
 
-    def first_that_fails(self, order: Sequence[Finalist], tied: Sequence[Finalist]) -> Finalist | None:
+    def first_that_fails(self, order: Sequence[Contestant], tied: Sequence[Contestant]) -> Contestant | None:
         """Verify finalists until one fails or is given up unverified, and return that one; None if all of them pass.
 
         Those that share values with faulty ones come first, the most alike before the others; then the winner, its
@@ -333,7 +333,7 @@ class FinalistChecks:
                 return chosen
         return next((one for one in by_weight if not self.passes(one, wins=one is order[0], ties=one in tied)), None)
 
-    def verified_like(self, winner: Finalist, tied: Sequence[Finalist]) -> list[Finalist]:
+    def verified_like(self, winner: Contestant, tied: Sequence[Contestant]) -> list[Contestant]:
         """Return the ties that passed as many repeats as the winner, or all; note how many did not or were left out."""
         if self._given_up:
             self.notices.append(
@@ -376,7 +376,7 @@ def _repeats(reading: Reading) -> float:
     return float(reading.telemetry.get("repeats", math.inf))
 
 
-def _cost_ratio(slower: Finalist, faster: Finalist, scorer: Scorer | None) -> Interval:
+def _cost_ratio(slower: Contestant, faster: Contestant, scorer: Scorer | None) -> Interval:
     """Return the ratio of the costs of two finalists: by their rounds if both raced, else by their intervals."""
     if slower is faster and faster.race is not None:
         return Interval(1.0, 1.0, 1.0)

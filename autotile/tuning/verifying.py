@@ -28,7 +28,7 @@ from autotile.settings import Settings, read_settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import Finalist, FinalistChecks, FinalRules, hold_race
+from autotile.tuning.finals import Contestant, FinalistChecks, FinalRules, hold_race
 from autotile.tuning.options import TuneOptions, for_given
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
@@ -178,7 +178,7 @@ def confirm_agreement(pipeline: Pipeline, configs: Sequence[Config]) -> None:
     compilations, backend = [pipeline.compile(config) for config in configs], pipeline.backend
     backend.wait()
     ran = [(pipeline.run(one), one.candidate()) for one in compilations]
-    working = [Finalist(trial, one) for trial, one in ran if trial.outcome is Outcome.OK and one is not None]
+    working = [Contestant(trial, one) for trial, one in ran if trial.outcome is Outcome.OK and one is not None]
     checks = FinalistChecks(backend, working, FinalRules(configs[0], limit_s=_CHECKS_S))
     if not any(checks.passes(one, ties=False) for one in working):
         raise InputError(
@@ -199,12 +199,12 @@ def judge_on(pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config
     ours, theirs = (one.candidate() for one in compilations)
     if candidate.outcome is not Outcome.OK or ours is None:
         return CandidateCheck(problem, backend.device, candidate, winner, None, 0)
-    own, other = Finalist(candidate, ours), None
+    own, other = Contestant(candidate, ours), None
     checks = FinalistChecks(backend, [own], FinalRules(configs[1], limit_s=_CHECKS_S))
     checks.sanitize()
     notices: list[str] = []
     if winner.outcome is Outcome.OK and theirs is not None:
-        other = Finalist(winner, theirs)
+        other = Contestant(winner, theirs)
         if not hold_race(backend, [own, other], FinalRules(configs[1], seed=seed)) and backend.source == "cuda":
             notices.append("the race broke: a launch failed or overwrote the data of the other")
     else:

@@ -33,15 +33,9 @@ if TYPE_CHECKING:
     from autotile.kernel.spec import KernelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceSource:
-    """Source of a reference kernel; fields are those of `autotile.kernel.library.Kernel`."""
-
-    source: str
-    template_path: str
-    source_hash: Name
-    include_folders: tuple[str, ...] = ()
-    template_names: tuple[str, ...] = ()
+ReferenceSource = tuple[str, Path, Name, tuple[Path, ...], tuple[str, ...]]
+"""Source of a reference kernel, its file, its hash, the folders of its headers and the names of its template's
+parameters, as of `autotile.kernel.library.Kernel`."""
 
 
 @dataclass(frozen=True, slots=True)
