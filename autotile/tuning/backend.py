@@ -21,7 +21,7 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
+from autotile.tuning.replay import ReplayBackend, open_recording
 from autotile.tuning.start import measures_energy, session_objective
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Backend, Gpu
@@ -65,7 +65,7 @@ def choose_backend(
         recorded = None
         if options.replay is not None:
             recording = open_recording(kernel, problem, options, settings.recording_folders)
-            recorded = ReplayBackend(recording, replay_notice(recording, options))
+            recorded = ReplayBackend(recording, options)
         work = GpuRequest(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
         if lane.cluster is not None:
             return ClusterGpus(lane, work, recorded)
@@ -122,10 +122,9 @@ def choose_backend(
                 raise InputError(f"{source}: the default configuration does not compile: {reason}") from None
             check_signatures(kernel, problem.dtype, compiled.cubin)
         raise
-    notice = replay_notice(recording, options)
     if len(options.devices) < 2:
-        return ReplayBackend(recording, notice)
-    simulated = [ReplayBackend(recording, notice, uuid=f"simulated-{index}") for index in options.devices]
+        return ReplayBackend(recording, options)
+    simulated = [ReplayBackend(recording, options, uuid=f"simulated-{index}") for index in options.devices]
     return GpuGroup(simulated, options.run_deadline_s)
 
 
