@@ -716,17 +716,9 @@ class Database(AbstractContextManager["Database"]):
         """Return the trials of a study with their positions in the database and times, oldest first."""
         return self.rows(TRIALS, stored_trial, study_id=study_id, phase=phase)
 
-    def standing_trials(self, study_id: int) -> list[StoredTrial]:
-        """Return one trial of each configuration, as it is shown and exported; see `standing_trials`."""
-        return standing_trials(self.stored_trials(study_id))
-
     def trials(self, study_id: int, *, phase: Phase | None = None) -> list[Trial]:
         """Return the trials of a study, oldest first."""
         return [stored.trial for stored in self.stored_trials(study_id, phase=phase)]
-
-    def tried(self, study_id: int) -> dict[str, Trial]:
-        """Return the newest trial of each configuration, by `config_key`, from which a killed run is resumed."""
-        return {trial.config_key: trial for trial in self.trials(study_id)}
 
     def best(
         self,

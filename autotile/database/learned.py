@@ -18,7 +18,7 @@ from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, JsonObject, Moment, Name, NonNegative, convert, json_hash
 from autotile.core.model import Config, Outcome, Problem, Sizes, config_key
-from autotile.database.database import Database, StoredBest, row_of
+from autotile.database.database import Database, StoredBest, row_of, standing_trials
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, version_of
 from autotile.database.winners import Row, StoredMiss, StoredRuleDocument
@@ -190,7 +190,7 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
     times_us = {
         study.study_id: {
             one.trial.config_key: one.trial.time_us
-            for one in database.standing_trials(study.study_id)
+            for one in standing_trials(database.stored_trials(study.study_id))
             if one.trial.outcome is Outcome.OK and one.trial.time_us is not None
         }
         for study in studies
