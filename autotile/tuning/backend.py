@@ -122,10 +122,8 @@ def choose_backend(
                 raise InputError(f"{source}: the default configuration does not compile: {reason}") from None
             check_signatures(kernel, problem.dtype, compiled.cubin)
         raise
-    if len(options.devices) < 2:
-        return ReplayBackend(recording, options)
     simulated = [ReplayBackend(recording, options, uuid=f"simulated-{index}") for index in options.devices]
-    return GpuGroup(simulated, options.run_deadline_s)
+    return GpuGroup(simulated, options.run_deadline_s) if len(simulated) > 1 else ReplayBackend(recording, options)
 
 
 def workload_of(
