@@ -88,7 +88,6 @@ class Finding:
     result: ToolResult
     reason: str = ""
     """Reason, on one line; empty if the candidate passed."""
-    seconds: float = 0.0
 
 
 def find_sanitizer(named: str = "") -> Path:
@@ -129,7 +128,6 @@ class Sanitizer:
 
         Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
         """
-        start = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="autotile-", ignore_cleanup_errors=True) as folder:
             request, output, errors = (Path(folder) / name for name in ("request.json", "output", "errors"))
             job = Time((Entry(candidate, problem=0),), workloads=(self._workload,))
@@ -157,15 +155,14 @@ class Sanitizer:
                     )
             except OSError as error:
                 reason = f"could not be checked: {self._program} cannot be started: {error.strerror}"
-                return Finding(tool, "unchecked", reason, round(time.perf_counter() - start, 3))
+                return Finding(tool, "unchecked", reason)
             try:
                 trouble = self._watch(process, [output, errors])
             finally:
                 kill_group(process)  # the tool and the child under it
                 ended = f"it ended with exit code {reap(process)}"
             last = next(reversed(_text(errors).strip().splitlines()), ended)
-            result, reason = _judged(_text(output), trouble, ended, last)
-        return Finding(tool, result, reason, round(time.perf_counter() - start, 3))
+            return Finding(tool, *_judged(_text(output), trouble, ended, last))
 
     def check_all(
         self, candidates: Sequence[Candidate], tools: Sequence[Tool] = TOOLS, at_once: int = 4
