@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from autotile.core.documents import (
-    Count,
-    Finite,
-    Name,
-    NonNegative,
-    Positive,
-    Text,
-    TimeUs,
-    Whole,
-    attributes,
-    convert,
-    to_fields,
-)
+from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
 from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem, Sizes, Trial
 
 if TYPE_CHECKING:
@@ -229,7 +217,10 @@ class Reading:
         """Return the trial of a candidate with what the reading found; what it does not state stays."""
         return replace(
             trial,
-            **attributes(self, "outcome", "reason", "stage", "measurement"),
+            outcome=self.outcome,
+            reason=self.reason,
+            stage=self.stage,
+            measurement=self.measurement,
             gpu=self.gpu or trial.gpu,
             seconds={**trial.seconds, **self.seconds},
             telemetry={**trial.telemetry, **self.telemetry},
