@@ -14,7 +14,7 @@ from autotile.core.device import gpu_name_of
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, ResultTable, Written, bytes_text, plural, sizes_text
-from autotile.database.database import Database, database_location, open_for_reading
+from autotile.database.database import Database, database_location, open_for_reading, standing_trials
 from autotile.database.keys import version_of
 from autotile.database.learned import read_models
 from autotile.database.paths import check_output
@@ -466,7 +466,7 @@ def _export_trials(
         chosen = current or [study for study in matching if study.key.template_hash] or matching  # the last: imported
         study = max(chosen, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
         names = {parameter.name for parameter in kernel.spec.parameters}
-        standing = opened.standing_trials(study.study_id)
+        standing = standing_trials(opened.stored_trials(study.study_id))
     trials = [one for one in standing if one.trial.config.keys() == names]
     parameters = tuple(  # with the values that were tried when the file listed them
         each._replace(values=tuple(dict.fromkeys([*each.values, *(one.trial.config[each.name] for one in trials)])))

@@ -494,7 +494,7 @@ def _compiled(
             identity = (target, element_type, flags, config_key(config))
             if identity not in started:
                 problem = spec.at({**spec.sizes, **dict(flags)}, element_type)
-                job = partial(compile_job, kernel, config, problem, target)
+                job = compile_job(kernel, config, problem, target)
                 started[identity] = ((target, element_type, flags, config), pool.submit(job))
     cubins = []
     for (target, element_type, flags, config), future in started.values():

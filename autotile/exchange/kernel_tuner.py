@@ -288,7 +288,7 @@ def import_into_database(database: Database, results: ImportedResults, key: Tuni
     Those that the study has already, of the same file or a shorter one, are not stored again.
     """
     study = database.study(key, results.device)
-    known = database.tried(study)
+    known = {trial.config_key: trial for trial in database.trials(study)}
     added = [trial for trial in results.trials if known.get(config_key(trial.config)) != trial]
     if added:
         origin = {"imported_from": results.path.name}

@@ -301,6 +301,4 @@ def store_race(raced: Sequence[Raced], operation: Operation | None, location: st
         for key, ranked in by_key.values():
             device = ranked[0].kernel.device
             trials = [Trial(one.kernel.config, Outcome.OK, "", "finals", measurement=one.measurement) for one in ranked]
-            database.add_run(
-                key, trials, sampler="race", device=device, driver=device.driver or "", phase="final", is_ranked=True
-            )
+            database.add_run(key, trials, sampler="race", device=device, phase="final", is_ranked=True)

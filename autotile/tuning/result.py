@@ -95,19 +95,13 @@ class Front:
     objectives: tuple[str, ...]
     trials: tuple[Trial, ...]
 
-    def values(self, trial: Trial) -> tuple[float, ...]:
-        """Return the value of each objective for a trial."""
-        reached = objective_values(trial, self.objectives)
-        assert reached is not None
-        return reached
-
     def table(self, winner: Config) -> ResultTable:
         """Return at most ten configurations, from the fastest to the slowest."""
         rows = []
         count, shown = len(self.trials), min(len(self.trials), _MAX_FRONT_SHOWN)  # evenly spaced, with both ends
         indices = sorted({round(number * (count - 1) / max(1, shown - 1)) for number in range(shown)})
         for trial in (self.trials[index] for index in indices):
-            values = zip(self.objectives, self.values(trial), strict=True)
+            values = zip(self.objectives, objective_values(trial, self.objectives) or (), strict=True)
             figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
             label = "winner" if config_key(winner) == trial.config_key else ""
             rows.append((label, *figures, config_text(trial.config)))
@@ -122,7 +116,8 @@ class Front:
         """Return a plain dictionary."""
         keys = [OBJECTIVES[name] for name in self.objectives]
         entries = [
-            {"config": dict(trial.config), **dict(zip(keys, self.values(trial), strict=True))} for trial in self.trials
+            {"config": dict(one.config), **dict(zip(keys, objective_values(one, self.objectives) or (), strict=True))}
+            for one in self.trials
         ]
         return {"objectives": list(self.objectives), "front": entries}
 
