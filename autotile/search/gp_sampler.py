@@ -348,7 +348,7 @@ class Surrogate:
         )
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
-        """Return the prior's losses of rows, given those of the first trials that ended and their values; 0 without it."""
+        """Return the prior's losses of rows, given values and losses of the trials that ended; zeros without it."""
         if self.prior is None:
             return np.zeros(len(rows))
         ran = ~np.isnan(values[:, 0])
