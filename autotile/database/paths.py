@@ -102,6 +102,8 @@ def has_password(argument: str) -> bool:
     decoded = _decoded(text)
     if MASK in decoded or _has_secret_parameter(decoded):
         return True
+    if re.fullmatch("t(cp|ls)://[^@]*", decoded):  # a scheduler, where any misspelt port is none of a user's
+        return False
     scheme = re.match(_NO_USER, decoded)
     return ":" in re.sub(_PORT_OR_IPV6, "", decoded[scheme.end() :] if scheme is not None else decoded)
 
