@@ -271,7 +271,7 @@ def test_an_edited_operation_is_served_for_sizes_that_are_asked_for_from_then_on
     assert find(str(scaling_toml), n=2000, QUICK=0, device="h200").operation.sizes["QUICK"] == 0
     scaling_toml.write_text("changed")
     assert find(str(scaling_toml), n=1000, device="h200") is first
-    with pytest.raises(InputError, match="scaling.toml"):
+    with pytest.raises(InputError, match=r"scaling\.toml"):
         find(str(scaling_toml), n=3000, device="h200")
 
 
