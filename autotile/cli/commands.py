@@ -377,6 +377,7 @@ COMMANDS: Mapping[str, Command] = {
             "autotile db clean --keep-gpu h200",
         ),
         forms={"before": "--older-than AGE", "keep_gpus": "--keep-gpu NAME"},
+        has_notices=True,
     ),
 }
 """Commands by their names, in the order of the help; those of a group have its name in front."""

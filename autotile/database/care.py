@@ -460,6 +460,13 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
     return found
 
 
+def names_without_file(database: Database, versions: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the kernels in a database whose version is not among those of `current_versions`; no libraries."""
+    with database.reading() as connection:
+        names = connection.execute(select(STUDIES.c.kernel).distinct()).scalars()
+        return sorted(name for name in names if name not in versions and ":" not in name)
+
+
 def _kept(connection: Connection, study_id: int) -> set[int]:
     """Return the trials of a study that are needed to serve: its winner, and verdicts on configurations."""
     return {row[0] for row in run_text(connection, _KEPT, {"study": study_id})}

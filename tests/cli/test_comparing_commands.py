@@ -218,6 +218,9 @@ class TestClean:
         assert mine.served(1024, gpu="a100") is None
 
     def test_other_versions(self, mine, run, scale_toml):
+        answer = run("db", "clean", "--stale")
+        assert "nothing to delete" in answer.out
+        assert "no kernel is found by the name scale; `autotile db clean path/to/mine.toml --stale`" in answer.err
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
         (study,) = answer["studies"]
         assert (study["reasons"], study["trials"], study["of"]) == (["other version"], 2, 3)
