@@ -48,7 +48,7 @@ from autotile.kernel.problem import size_distance
 from autotile.kernel.sources import strip_comments
 from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_objective
 from autotile.search.samplers import lookahead_of, resolve_sampler
-from autotile.space.limits import check_config
+from autotile.space.limits import check_config, passes_otherwise
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.options import TuneOptions
@@ -248,8 +248,9 @@ class SearchPlan:
     """The results that a session knows before its first candidate, and the decisions about its search that follow.
 
     Of the earlier trials of the study, those that need to be repeated are left out: pruned ones if this session prunes
-    nothing, or had another objective, those that lack a value of an objective, those whose compiler the system killed,
-    and those of `UNVERIFIED_SAMPLER`. A trial that earlier finals refused has the outcome of that check.
+    nothing, or had another objective, those that lack a value of an objective, those about which changed limits of the
+    file decide otherwise, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that
+    earlier finals refused has the outcome of that check.
 
     Results of a killed session do not count for the incumbent, the best configuration of earlier sessions: otherwise
     the resumed session could name another winner than an uninterrupted one.
@@ -288,7 +289,7 @@ class SearchPlan:
             refused = {trial.config_key: trial for trial in finals if not trial.outcome.has_time}
             for one in searched:
                 trial, run = refused.get(one.trial.config_key, one.trial), verified.get(one.run_id)
-                if run is None or trial.outcome is Outcome.NOT_COMPILED:
+                if run is None or trial.outcome is Outcome.NOT_COMPILED or passes_otherwise(spec, trial):
                     continue
                 by_same = [run.settings.get("objective"), run.settings.get("maximize", False)] == stated
                 if trial.outcome is Outcome.PRUNED and not (options.drops_slow and by_same):

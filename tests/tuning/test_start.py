@@ -257,6 +257,15 @@ class TestSessions:
         assert scored.tune(scored.record()).winner.config == BEST
         assert scored.tune(scored.record()).resumed == 12
 
+    @pytest.mark.parametrize(("limit", "resumed"), [("", 12), ("max_spill_bytes = 9", 12), ("max_spill_bytes = 5", 9)])
+    def test_what_broke_or_breaks_a_limit_that_has_changed_is_tried_again(self, rewrite, database, limit, resumed):
+        first = rewrite({})
+        first.tune(first.record(), discard=False)
+        with database.writing() as connection:
+            connection.exec_driver_sql("UPDATE trials SET spill_load_bytes = 6 WHERE config LIKE '%64%'")
+        changed = rewrite({"[arguments]": f"[limits]\n{limit}\n[arguments]"})
+        assert changed.tune(changed.record(), discard=False).resumed == resumed
+
     def test_what_has_no_value_of_the_objective_is_measured_again(self, scored, database):
         scored.tune(scored.record())
         with database.writing() as connection:
