@@ -248,9 +248,9 @@ class SearchPlan:
     """The results that a session knows before its first candidate, and the decisions about its search that follow.
 
     Of the earlier trials of the study, those that need to be repeated are left out: pruned ones if this session prunes
-    nothing, or had another objective, those that lack a value of an objective, those about which changed limits of the
-    file decide otherwise, those whose compiler the system killed, and those of `UNVERIFIED_SAMPLER`. A trial that
-    earlier finals refused has the outcome of that check.
+    nothing or had another objective, those that took too long by other deadlines, those about which changed limits of
+    the file decide otherwise, those that lack a value of an objective, those whose compiler the system killed, and
+    those of `UNVERIFIED_SAMPLER`. A trial that earlier finals refused has the outcome of that check.
 
     Results of a killed session do not count for the incumbent, the best configuration of earlier sessions: otherwise
     the resumed session could name another winner than an uninterrupted one.
@@ -282,7 +282,9 @@ class SearchPlan:
         verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
         self._objective = objective = session_objective(spec, options)
         scorer = Scorer(spec, problem, objective)
-        stated = [objective.expression.text, objective.maximize] if objective is not None else [None, False]
+        now = attributes(options, "compile_deadline_s", "run_deadline_s")
+        now["objective"] = objective.expression.text if objective is not None else None
+        now["maximize"] = objective is not None and objective.maximize
         self.earlier: list[Trial] = []
         if not options.fresh:
             finals = database.trials(study_id, phase="final")
@@ -291,8 +293,10 @@ class SearchPlan:
                 trial, run = refused.get(one.trial.config_key, one.trial), verified.get(one.run_id)
                 if run is None or trial.outcome is Outcome.NOT_COMPILED or passes_otherwise(spec, trial):
                     continue
-                by_same = [run.settings.get("objective"), run.settings.get("maximize", False)] == stated
-                if trial.outcome is Outcome.PRUNED and not (options.drops_slow and by_same):
+                changed = {name for name, value in now.items() if run.settings.get(name, value) != value}
+                if trial.outcome is Outcome.PRUNED and (not options.drops_slow or changed & {"objective", "maximize"}):
+                    continue
+                if trial.outcome is Outcome.TIMED_OUT and changed & {"compile_deadline_s", "run_deadline_s"}:
                     continue
                 has_values = objective_values(trial, options.objectives) and scorer.known_cost(trial) is not None
                 if has_values or not trial.outcome.has_time:

@@ -266,6 +266,12 @@ class TestSessions:
         changed = rewrite({"[arguments]": f"[limits]\n{limit}\n[arguments]"})
         assert changed.tune(changed.record(), discard=False).resumed == resumed
 
+    def test_what_took_too_long_is_tried_again_with_another_deadline(self, bench):
+        late = Trial({"THREADS": 64, "WORK": 1}, Outcome.TIMED_OUT, "it ran for 1 s", "measure")
+        replay = bench.record(lambda config: late if config == late.config else timed(config, 5.0))
+        resumed = [bench.tune(replay, discard=False, run_deadline_s=limit_s).resumed for limit_s in (1, 1, 2)]
+        assert resumed == [0, 12, 11]
+
     def test_what_has_no_value_of_the_objective_is_measured_again(self, scored, database):
         scored.tune(scored.record())
         with database.writing() as connection:
