@@ -626,6 +626,7 @@ def front_chart(study: StudyData) -> Chart:
         fault = "There is one objective." if is_alone else "No configuration has a value for every objective."
         return Chart("front", title, None, fault)
     axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
+    axes[0] = "cost by the objective" if study.settings.objective else axes[0]
     best = sorted(((trial, values) for trial, values, is_on_front in found if is_on_front), key=lambda pair: pair[1])
     others = [(trial, values) for trial, values, is_on_front in found if not is_on_front][:_MAX_POINTS]
     traces = []
