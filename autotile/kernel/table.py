@@ -355,4 +355,6 @@ def stating(values: Sizes, used: Collection[str], *, is_ragged: bool) -> Iterato
         at = " ".join(f"{name}={value}" for name, value in values.items() if name != DTYPE_BYTES or name in used)
         fault, separator, remedy = error.problem.partition(";")
         at = f"the ragged sizes {at}" if is_ragged else at
+        if is_ragged and not remedy:
+            separator, remedy = ";", " give ragged sizes for which it holds"
         raise SpecError(**{**vars(error), "problem": f"{fault}, at {at}{separator}{remedy}"}) from None
