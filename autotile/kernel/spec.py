@@ -19,7 +19,7 @@ from msgspec import structs
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import Problem, Sizes, Value, Values, config_text
+from autotile.core.model import OBJECTIVE, Problem, Sizes, Value, Values, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, listing
 from autotile.kernel.arguments import (
@@ -860,7 +860,8 @@ class Objective(NamedTuple):
 
 def parse_metrics(table: Table, kinds: Kinds, taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
     """Parse ``[metrics]``; a metric may use those before it."""
-    check_names(table, what="a metric", taken={**taken, **dict.fromkeys(MEASURED, "a measured value")})
+    measured = dict.fromkeys(MEASURED, "a measured value")
+    check_names(table, what="a metric", taken={**taken, **measured, OBJECTIVE: "the objective"})
     found: dict[str, ArrayExpression] = {}
     for name in table.data:
         found[name] = parse_score(table.text(name, multiline=True), found, kinds, table.location(name))
