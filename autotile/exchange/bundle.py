@@ -16,14 +16,14 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from autotile.core.device import device_profile
 from autotile.core.documents import (
@@ -45,6 +45,8 @@ from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, Wi
 from autotile.errors import BundleError, DataError, InputError, SpecError
 from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.exchange.shipped import shipped_models, shipped_rules, shipped_winners
+from autotile.kernel.arguments import Argument, BufferArgument
+from autotile.kernel.contents import InputFile
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.parser import parse_spec
@@ -140,6 +142,8 @@ class BundledDocument(msgspec.Struct):
     winners: tuple[WinnerDocument, ...]
     rules: tuple[StoredRuleDocument, ...]
     cubins: tuple[BundledCubin, ...]
+    contents: dict[Name, Name] = {}
+    """SHA-256 of the content of each buffer that is a file, which is not packed."""
 
 
 class Bundle:
@@ -184,6 +188,7 @@ class Bundle:
         try:
             document = decode_json(content, BundledDocument)
             spec = parse_spec(text.decode(), f"{self.path}:kernels/{name}.toml")
+            spec = replace(spec, arguments=tuple(_with_content(each, document.contents) for each in spec.arguments))
             winners = tuple(entry.winner() for entry in document.winners)
             rules = tuple(entry.stored_rule() for entry in document.rules)
         except (InputError, UnicodeDecodeError) as error:
@@ -230,6 +235,14 @@ class Bundle:
         return BundleError(f"{self.path} is damaged, changed or not a bundle: {fault}; fetch it again. {FALLBACK}")
 
 
+def _with_content(argument: Argument, contents: Mapping[str, str]) -> Argument:
+    """Return an argument whose content, if it is a file, has a hash, as results are of kernels with this content."""
+    if not isinstance(argument, BufferArgument) or not isinstance(argument.content, InputFile):
+        return argument
+    known = structs.replace(argument.content, sha256=contents.get(argument.name, argument.content.sha256))
+    return structs.replace(argument, content=known)
+
+
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a manifest's canonical form without its ``digest`` entry."""
     return json_hash({name: entry for name, entry in manifest.items() if name != "digest"})
@@ -253,6 +266,9 @@ def write_bundle(
         members[f"kernels/{name}.toml"] = bundled.kernel.spec.text.encode()
         document: dict[str, Any] = {"source_hash": bundled.kernel.source_hash, "nvrtc_version": bundled.nvrtc_version}
         document |= {"winners": to_document(bundled.winners), "rules": to_document(bundled.rules), "cubins": []}
+        files = {one.name: one.content for one in bundled.kernel.spec.buffers if isinstance(one.content, InputFile)}
+        if files:
+            document["contents"] = {buffer: content.content_hash for buffer, content in files.items()}
         for cubin in bundled.cubins:
             entry = to_document(cubin)
             entry["symbols"] = {name: symbol for name, symbol in cubin.symbols.items() if name != symbol}
@@ -471,7 +487,7 @@ def _compiled(
     notices = []
     tuned_on = (winner.device.architecture for winner in winners if winner.device is not None)
     for architecture in dict.fromkeys(architectures or tuned_on):
-        stand_in = replace(
+        stand_in = structs.replace(
             device_profile(_STAND_IN_PROFILE), name=architecture, compute_capability=capability_of(architecture)
         )
         if fault := unsupported_reason(spec, stand_in):
