@@ -45,8 +45,6 @@ from autotile.database.winners import StoredRule, StoredRuleDocument, Winner, Wi
 from autotile.errors import BundleError, DataError, InputError, SpecError
 from autotile.exchange.recording import ARCHIVE_FAULTS, open_archive, read_member
 from autotile.exchange.shipped import shipped_models, shipped_rules, shipped_winners
-from autotile.kernel.arguments import Argument, BufferArgument
-from autotile.kernel.contents import InputFile
 from autotile.kernel.library import Kernel, KernelName, load_kernel
 from autotile.kernel.operation import Operation, named_operation
 from autotile.kernel.parser import parse_spec
@@ -188,7 +186,9 @@ class Bundle:
         try:
             document = decode_json(content, BundledDocument)
             spec = parse_spec(text.decode(), f"{self.path}:kernels/{name}.toml")
-            spec = replace(spec, arguments=tuple(_with_content(each, document.contents) for each in spec.arguments))
+            files = [one for one in spec.buffers if one.init == "file" and one.name in document.contents]
+            hashed = {one.name: one.with_file_hash(document.contents[one.name]) for one in files}
+            spec = replace(spec, arguments=tuple(hashed.get(one.name, one) for one in spec.arguments))
             winners = tuple(entry.winner() for entry in document.winners)
             rules = tuple(entry.stored_rule() for entry in document.rules)
         except (InputError, UnicodeDecodeError) as error:
@@ -235,14 +235,6 @@ class Bundle:
         return BundleError(f"{self.path} is damaged, changed or not a bundle: {fault}; fetch it again. {FALLBACK}")
 
 
-def _with_content(argument: Argument, contents: Mapping[str, str]) -> Argument:
-    """Return an argument whose content, if it is a file, has a hash, as results are of kernels with this content."""
-    if not isinstance(argument, BufferArgument) or not isinstance(argument.content, InputFile):
-        return argument
-    known = structs.replace(argument.content, sha256=contents.get(argument.name, argument.content.sha256))
-    return structs.replace(argument, content=known)
-
-
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a manifest's canonical form without its ``digest`` entry."""
     return json_hash({name: entry for name, entry in manifest.items() if name != "digest"})
@@ -266,9 +258,8 @@ def write_bundle(
         members[f"kernels/{name}.toml"] = bundled.kernel.spec.text.encode()
         document: dict[str, Any] = {"source_hash": bundled.kernel.source_hash, "nvrtc_version": bundled.nvrtc_version}
         document |= {"winners": to_document(bundled.winners), "rules": to_document(bundled.rules), "cubins": []}
-        files = {one.name: one.content for one in bundled.kernel.spec.buffers if isinstance(one.content, InputFile)}
-        if files:
-            document["contents"] = {buffer: content.content_hash for buffer, content in files.items()}
+        if contents := {one.name: one.file_hash for one in bundled.kernel.spec.buffers if one.file_hash}:
+            document["contents"] = contents
         for cubin in bundled.cubins:
             entry = to_document(cubin)
             entry["symbols"] = {name: symbol for name, symbol in cubin.symbols.items() if name != symbol}
