@@ -92,7 +92,7 @@ _NOT_OWN = (
 _ATTACHED = r"-[IDULl](?!ineinfo\b)"
 """An option of one letter with its value attached."""
 _OPTION = r"(?as)-{1,2}([A-Za-z][\w-]*)(?:=(.*))?"
-_SAFE_VALUE = r"(?a)[\w.,+:%-]*"
+_SAFE_VALUE = r"(?a)(?!.*\.\.)[\w.,+:%-]*"
 _FILE_NAME = r"(?a)\w[\w.-]*"
 _CPP_LITERAL = r"(['\"])(\\.|(?!\1)[^\\])*\1"
 _PLACEHOLDER = r"\{([^{}]*)\}"
@@ -236,13 +236,13 @@ def _normalized(text: str) -> Iterator[str]:
                 if re.fullmatch(_FILE_NAME, value or "") is None:
                     raise ValueError("expected the name of a file in the kernel's folder, without directories")
                 inner = f"--{_CONTROLS}={value}"  # noqa: PLW2901 - with two dashes
-            elif value is not None and (re.fullmatch(_SAFE_VALUE, value) is None or ".." in value):
+            elif re.fullmatch(_SAFE_VALUE, value or "") is None:
                 raise ValueError(f"the value of {name} may hold letters, digits and '_.,+:%-' only")
             yield f"--ptxas-options={inner}"
         return
     if re.match(_ATTACHED, words[0]) or name in _FORBIDDEN:
         raise ValueError(_NOT_OWN)
-    if value is not None and (re.fullmatch(_SAFE_VALUE, value) is None or ".." in value):
+    if re.fullmatch(_SAFE_VALUE, value or "") is None:
         raise ValueError("its value may hold letters, digits and '_.,+:%-' only")
     if name in _FLAGS and value in ("true", "false"):
         if value == "true":
