@@ -19,7 +19,7 @@ from msgspec import structs
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import OBJECTIVE, Problem, Sizes, Value, Values, config_text
+from autotile.core.model import OBJECTIVE, Config, Problem, Sizes, Value, Values, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, listing
 from autotile.kernel.arguments import (
@@ -823,6 +823,11 @@ class KernelSpec:
     def ragged_sizes(self, sizes: Sizes) -> dict[str, int]:
         """Return the ragged sizes with the flags of a problem."""
         return {name: sizes[name] if name in self.flags else ragged for name, ragged in self.ragged.items()}
+
+    def declares(self, config: Config) -> bool:
+        """Whether the values of a configuration are among those of the parameters, which may have lost some since."""
+        values = {parameter.name: parameter.values for parameter in self.parameters}
+        return config.keys() == values.keys() and all(value in values[name] for name, value in config.items())
 
     def argument(self, name: str) -> Argument:
         """Return the argument of the given name; raise `KeyError` if there is none."""

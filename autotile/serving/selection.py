@@ -427,7 +427,6 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
     from autotile.families.preference import FINALISTS, MAX_STUDIES, WITH_FINALISTS, Tuned
 
     default = dict(request.kernel.spec.default)
-    values = {parameter.name: parameter.values for parameter in request.kernel.spec.parameters}
     among = [one for one in request.ranked if one.shipped == shipped and request.tier_of(one.key) != "exact"]
     for _, tier in groupby(among, key=lambda one: request.rank(one)[:2]):
         near = list(islice((one for one in tier if request.allows(request.choice_of(one))), MAX_STUDIES))
@@ -437,12 +436,8 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
         for place, one in enumerate(near):
             found: Mapping[str, Winner] = {}
             if not shipped and place < WITH_FINALISTS and isinstance(request.shelf, DatabaseShelf):
-                own = request.shelf.finalists(one, [default, base.config])  # whose values may have left the file since
-                found = {
-                    name: each
-                    for name, each in own.items()
-                    if all(value in values[parameter] for parameter, value in each.config.items())
-                }
+                own = request.shelf.finalists(one, [default, base.config])
+                found = {name: each for name, each in own.items() if request.kernel.spec.declares(each.config)}
             key = config_key(one.config)
             known = {**found, key: one}
             times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}
