@@ -163,7 +163,7 @@ class Scorer:
         names |= {
             name: value if isinstance(value, float) else int(value)
             for name, value in trial.config.items()
-            if name in self._names
+            if name in self._names and not isinstance(value, str)  # which it may have been before
         }
         for part, own in (
             (trial.resources, ("registers", "spill_bytes", "static_smem_bytes")),

@@ -266,6 +266,14 @@ class TestSessions:
         changed = rewrite({"[arguments]": f"[limits]\n{limit}\n[arguments]"})
         assert changed.tune(changed.record(), discard=False).resumed == resumed
 
+    def test_a_parameter_whose_values_were_texts_before(self, rewrite):
+        texts = {"[1, 2]": '["a", "b"]', "KIND = 1": 'KIND = "a"'}
+        numbers = {new: old for old, new in texts.items()}
+        rewrite({"\n[default]": "KIND = [1, 2]\n[default]\nKIND = 1"} | texts)
+        for changes, resumed in (({}, 0), (numbers, 0), (texts, 24)):
+            kernel = rewrite(changes)
+            assert kernel.tune(kernel.record(), discard=False).resumed == resumed
+
     def test_what_took_too_long_is_tried_again_with_another_deadline(self, bench):
         late = Trial({"THREADS": 64, "WORK": 1}, Outcome.TIMED_OUT, "it ran for 1 s", "measure")
         replay = bench.record(lambda config: late if config == late.config else timed(config, 5.0))
