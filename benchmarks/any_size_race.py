@@ -74,7 +74,7 @@ def compile_all(kernels: Sequence[Any]) -> dict[str, str]:
         jobs[job.key] = job
     pool = CompilePool(settings, deadline_s=_COMPILE_S)
     try:
-        waiting = {key: pool.submit(lambda job=job: job) for key, job in jobs.items()}  # type: ignore[misc]
+        waiting = {key: pool.submit(job) for key, job in jobs.items()}
         results = {key: future.result() for key, future in waiting.items()}
     finally:
         pool.close()

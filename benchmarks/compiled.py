@@ -89,7 +89,7 @@ def search(budget: int, job: Job) -> Run:
     """Search a recording once."""
     name, path, seed = job
     method, bench = METHODS[name], bench_of(path)
-    shortlist = Shortlist(Search(bench.space, "feasible", seed, ahead=method.lookahead.compiling), method.lookahead)
+    shortlist = Shortlist(Search(bench.space, "feasible", seed), method.lookahead)
     compiled = 0
     times: list[float] = []
     measured: list[float] = []

@@ -21,7 +21,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -94,9 +94,8 @@ class RecordedCompilers(InstantCompilers):
         super().__init__(*arguments, **choices)
         self._recording = recording
 
-    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+    def submit(self, job: CompileJob) -> Future[Compiled]:
         """Return a compilation that has ended."""
-        job = make_job()
         macros = dict(option[2:].split("=", 1) for option in job.options if option.startswith("-D") and "=" in option)
         config = {each.name: _value(each.values, macros[each.name]) for each in self._recording.header.parameters}
         found = self._recording.lookup(config)

@@ -31,6 +31,7 @@ from autotile.database.database import Database
 from autotile.exchange.shipped import write_winners
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import default_dispatcher
+from autotile.serving.operations import MatmulOptions
 from autotile.settings import read_settings
 from autotile.workers.child import WorkerPool
 
@@ -74,9 +75,9 @@ def _rows(dtype: str, arguments: argparse.Namespace, seeds: Sequence[Seed]) -> I
 
 def _kernels(product: Product, database: str | None) -> list[BoundKernel]:
     """Return the kernel that `autotile.matmul` launches, and the one without emulation if it is another kernel."""
-    best = default_dispatcher.serve_operation("matmul", product.sizes, product.dtype, database=database)
-    plain = replace(product, emulate=False)
-    alone = default_dispatcher.serve_operation("matmul", plain.sizes, plain.dtype, database=database)
+    plain, options = replace(product, emulate=False), MatmulOptions(database=database)
+    best = default_dispatcher.serve_product(product.sizes, product.dtype, options)
+    alone = default_dispatcher.serve_product(plain.sizes, plain.dtype, options)
     return [best] if alone.kernel == best.kernel else [best, alone]
 
 

@@ -15,6 +15,7 @@ from autotile.errors import AutotileError, InputError
 from autotile.serving.bound import BoundKernel
 from autotile.serving.dispatcher import find_best_kernel, forget_served
 from autotile.settings import read_settings
+from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
@@ -110,7 +111,8 @@ class _Sessions:
         start = time.monotonic()
         served = self.served[kernel]
         try:
-            result = tune(served.definition, served.problem, read_settings(), options, worker_pool=self._worker_pool)
+            lane = Lane(worker_pool=self._worker_pool)
+            result = tune(served.definition, served.problem, read_settings(), options, lane=lane)
         except AutotileError as error:
             print(f"  {kernel}: {error}", flush=True)
             return None

@@ -185,7 +185,7 @@ def _autotile(
 ) -> list[int]:
     from autotile.search.search import Search
 
-    search = Search(recorded.space, name, seed, ahead=batch, estimate=recorded.estimate if estimates else None)
+    search = Search(recorded.space, name, seed, estimate=recorded.estimate if estimates else None)
     rows: list[int] = []
     while len(rows) < budget:
         proposals = [search.propose() for _ in range(min(batch, budget - len(rows)))]
@@ -222,7 +222,7 @@ def replayed(
 
     lookahead = lookahead_of(name, SESSION_WORKERS, SESSION_GPUS)
     estimate = recorded.estimate if estimates else None
-    shortlist = Shortlist(Search(recorded.space, name, seed, ahead=lookahead.compiling, estimate=estimate), lookahead)
+    shortlist = Shortlist(Search(recorded.space, name, seed, estimate=estimate), lookahead)
     trials = cache(lambda row: as_trial(recorded.space.config(row), recorded.times_ms[row]))
     return shortlist, session(shortlist, trials)
 

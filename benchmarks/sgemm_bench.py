@@ -57,7 +57,7 @@ class Matrices:
                 compile_job(self._kernel, config, self._kernel.spec.at(), self._device.architecture)
                 for config in configs
             ]
-            compiled = [pool.submit(lambda job=job: job) for job in jobs]
+            compiled = [pool.submit(job) for job in jobs]
             cubins = [future.result().cubin for future in compiled]
         finally:
             pool.close()

@@ -213,9 +213,13 @@ def run_session(given: dict[str, Any]) -> dict[str, Any]:
     count, seconds = given["count"], given["seconds"]
 
     class Simulated(backend.ReplayBackend):
-        def __init__(self, recording: Recording, notice: str = "", *, uuid: str = "simulated-0") -> None:
+        def __init__(
+            self, recording: Recording, options: TuneOptions | None = None, *, uuid: str = "simulated-0"
+        ) -> None:
             number = int(uuid.rpartition("-")[2])
-            super().__init__(recording, notice, uuid=uuid, seconds=seconds, slowness=1.03 if number % 50 == 49 else 1.0)
+            super().__init__(
+                recording, options, uuid=uuid, seconds=seconds, slowness=1.03 if number % 50 == 49 else 1.0
+            )
 
     if "scheduler" in given:
         InstantCompilers.cubin = Path(given["folder"]) / "cubin"

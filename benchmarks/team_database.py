@@ -39,7 +39,7 @@ from autotile.database.database import Database
 from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
 from autotile.database.runs import RunRecord
-from autotile.database.winners import CHANGES, CHECKS
+from autotile.database.winners import CHANGES, CHECKS, WINNER, WINNERS
 
 # the server is part of the tests; replace this script's folder, which comes first in the path
 sys.path[0] = str(Path(__file__).parents[1] / "tests")
@@ -183,8 +183,8 @@ def look_up(database: Database, keys: list[TuningKey], repeats: int) -> dict[str
     return {
         "study": timed(lambda number: database.find_study(picked[number]), repeats),
         "best": timed(lambda number: database.best(study_id=studies[number]), repeats),
-        "exact": timed(lambda number: database.winner(picked[number]), repeats),
-        "kernel": timed(lambda number: database.winners(kernels[number], "float32"), SLOW_REPEATS),
+        "exact": timed(lambda number: database.read(WINNER, digest=picked[number].digest), repeats),
+        "kernel": timed(lambda number: database.read(WINNERS, kernel=kernels[number], dtype="float32"), SLOW_REPEATS),
         "checks": timed(lambda number: database.read(CHECKS, kernel=kernels[number], dtype="float32"), SLOW_REPEATS),
         "changes": timed(lambda _: database.read(CHANGES), SLOW_REPEATS),
         "list_kernel": timed(lambda number: database.studies(kernels[number]), SLOW_REPEATS),

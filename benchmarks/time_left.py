@@ -92,7 +92,7 @@ def search(path: Path, seed: int, limit: int) -> ReplayedSearch:
     """Replay a search to the limit."""
     bench = bench_of(path)
     lookahead = lookahead_of(DEFAULT, workers=1)
-    shortlist = Shortlist(Search(bench.space, DEFAULT, seed, ahead=lookahead.compiling), lookahead)
+    shortlist = Shortlist(Search(bench.space, DEFAULT, seed), lookahead)
     found = ReplayedSearch([], [], None, None)
     settled_at = until_at = None
     for _ in session(shortlist, bench.trial):

@@ -46,6 +46,7 @@ from autotile.serving.choice import Choice
 from autotile.serving.selection import KernelRequest, Shelf, choose
 from autotile.settings import read_settings
 from autotile.space.search_space import feasible_space
+from autotile.tuning.lanes import Lane
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Place, Progress
 from autotile.tuning.session import tune
@@ -155,7 +156,7 @@ class Bench:
         problem = Problem(self.kernel.name, sizes, self.dtype)
         served = {way: self.served(way, problem) for way in _WAYS}
         options = replace(self.options, database=self.alone)
-        result = tune(self.kernel, problem, read_settings(), options, worker_pool=self.worker_pool)
+        result = tune(self.kernel, problem, read_settings(), options, lane=Lane(worker_pool=self.worker_pool))
         if result.winner is None:
             raise SystemExit(f"no configuration of {problem} ran")
         configs = {"alone": result.winner.config} | {way: choice.config for way, choice in served.items()}

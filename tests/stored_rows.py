@@ -101,7 +101,7 @@ def _readers(path: Path, folder: Path) -> dict[str, Callable[[], object]]:
                 for stored in database.stored_trials(study.study_id):
                     config_key(stored.trial.config)
                 database.runs(study.study_id)
-                database.tried(study.study_id)
+                database.trials(study.study_id)
             miss_costs(database, load_kernel(KERNEL))
 
     def fresh(name: str) -> Path:

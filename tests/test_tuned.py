@@ -10,6 +10,7 @@ from autotile.database.keys import space_hash
 from autotile.exchange.shipped import read_rules, read_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.dispatcher import default_dispatcher, find_best_kernel
+from autotile.serving.operations import MatmulOptions
 from autotile.settings import data_folder
 from autotile.space.limits import check_config
 
@@ -60,9 +61,8 @@ def test_a_product_is_computed_by_the_kernel_that_won(product, tmp_path):
     fastest = min(rivals, key=lambda winner: winner.measurement.time_us)
     # An emulating kernel may be expected to be faster still, from smaller products.
     asked = replace(Product.of_sizes(fastest.key.sizes, dtype), emulate=fastest.key.kernel in emulating_kernels())
-    kernel = default_dispatcher.serve_operation(
-        "matmul", asked.sizes, dtype, device=fastest.device.name, database=str(tmp_path / "none.db")
-    )
+    options = MatmulOptions(database=str(tmp_path / "none.db"))
+    kernel = default_dispatcher.serve_product(asked.sizes, dtype, options, fastest.device.name)
     assert (kernel.kernel, kernel.config, kernel.choice.shipped) == (fastest.key.kernel, fastest.config, True)
     times_us = [one.time_us for one in kernel.contenders if one.doubt is None]
     assert kernel.measurement.time_us == min(times_us)

@@ -14,7 +14,7 @@ from autotile.core.device import gpu_name_of
 from autotile.core.dtypes import dtype_name
 from autotile.core.model import L2Mode, Problem
 from autotile.core.text import RIGHT, Facts, ResultTable, Written, bytes_text, plural, sizes_text
-from autotile.database.database import Database, database_location, open_for_reading
+from autotile.database.database import Database, database_location, open_for_reading, standing_trials
 from autotile.database.keys import version_of
 from autotile.database.learned import read_models
 from autotile.database.paths import check_output
@@ -466,7 +466,7 @@ def _export_trials(
         chosen = current or [study for study in matching if study.key.template_hash] or matching  # the last: imported
         study = max(chosen, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
         names = {parameter.name for parameter in kernel.spec.parameters}
-        standing = opened.standing_trials(study.study_id)
+        standing = standing_trials(opened.stored_trials(study.study_id))
     trials = [one for one in standing if one.trial.config.keys() == names]
     parameters = tuple(  # with the values that were tried when the file listed them
         each._replace(values=tuple(dict.fromkeys([*each.values, *(one.trial.config[each.name] for one in trials)])))
@@ -484,7 +484,7 @@ def _export_trials(
     elif file_format == "kernel-tuner":
         write_cache(path, key, parameters, trials)
     elif file_format == "optuna":
-        from autotile.search.search import study_of_trials, study_to_storage
+        from autotile.search.optuna_samplers import write_study
 
         tables: set[str] = set()
         if path.is_file():
@@ -495,8 +495,7 @@ def _export_trials(
                 tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and _OPTUNA_TABLE not in tables:  # Optuna would add its own to them
             raise InputError(f"{path} is a database of something else than Optuna's studies; name another file")
-        title = f"{key.problem} on {key.gpu_name}"
-        study_to_storage(study_of_trials(parameters, [stored.trial for stored in trials], title), path)
+        write_study(path, parameters, [stored.trial for stored in trials], f"{key.problem} on {key.gpu_name}")
     else:
         if key.source == "replayed":
             raise InputError("these results were replayed from a recording already; expected ones that a GPU measured")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -880,16 +879,14 @@ def survey(
         with StopRequest() as stop, closing(CompilePool(read_settings(), count)) as pool:
             while not stop.requested:
                 for row in islice(rows, _AHEAD * count - len(pending)):
-                    job = partial(compile_job, loaded, valid.config(row), problem, target.architecture)
+                    job = compile_job(loaded, valid.config(row), problem, target.architecture)
                     pending[pool.submit(job)] = row
                 if not pending:
                     break
                 done, _ = wait(pending, _POLL_S, FIRST_COMPLETED)
                 for future in done:
                     row = pending.pop(future)
-                    config = valid.config(row)
-                    plan = LaunchPlan.of(loaded.spec, config, problem, target)
-                    trial = gated_trial(loaded, problem, config, future.result(), plan=plan, device=target)
+                    trial = gated_trial(loaded, problem, valid.config(row), future.result(), target)
                     failed += trial.outcome is not Outcome.OK
                     yield row, trial
                 if done:

@@ -360,12 +360,11 @@ class PlanRun:
         result: TuneResult | OperationResult | None = None
         reason = ""
         see = partial(self._see, number)
-        shared: Any = {"worker_pool": self._schedule.worker_pool, "lane": lane}
         try:
             if isinstance(planned.target, Operation):
-                result = tune_loaded_operation(planned.target, planned.problem, options, see, **shared)
+                result = tune_loaded_operation(planned.target, planned.problem, options, see, lane)
             else:
-                result = tune_problem(planned.target, planned.problem, options, see, **shared)
+                result = tune_problem(planned.target, planned.problem, options, see, lane)
         except DatabaseError:
             raise  # it concerns all
         except AutotileError as error:

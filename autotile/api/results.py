@@ -54,6 +54,7 @@ from autotile.database.database import (
     location_text,
     open_for_reading,
     rows_of_kernel,
+    standing_trials,
 )
 from autotile.database.keys import (
     L2_TEXTS,
@@ -735,7 +736,7 @@ def trials(
         found = [
             StudyTrial(study.key, stored)
             for study in studies
-            for stored in opened.standing_trials(study.study_id)
+            for stored in standing_trials(opened.stored_trials(study.study_id))
             if outcome in (None, stored.trial.outcome)
         ]
         digests = {entry.key.digest for entry in found}

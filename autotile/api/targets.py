@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from autotile.tuning.operation_session import OperationResult
     from autotile.tuning.progress_state import Observer
     from autotile.tuning.result import TuneResult
-    from autotile.workers.child import WorkerPool
 
 _FALLBACK_PROFILE = "h200"
 _MAX_INDEX_DIGITS = 9
@@ -292,10 +291,8 @@ def tune_loaded_operation(
     options: TuneOptions,
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
-    *,
-    worker_pool: WorkerPool | None = None,
 ) -> OperationResult:
-    """Tune the kernels of an operation that is already loaded; errors as for `tune`."""
+    """Tune the kernels of an operation that is already loaded; the lane and errors as for `tune_problem`."""
     from autotile.serving.operations import computes, libraries_for
     from autotile.serving.selection import model_of
     from autotile.tuning import operation_session
@@ -329,21 +326,20 @@ def tune_loaded_operation(
         proposed=proposed,
         observe=observe,
         lane=lane,
-        worker_pool=worker_pool,
     )
 
 
 def tune_problem(
-    kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer = lambda _: None, **shared: Any
+    kernel: Kernel, problem: Problem, options: TuneOptions, observe: Observer = lambda _: None, lane: Lane | None = None
 ) -> TuneResult:
     """Tune a problem of a kernel that is already loaded; errors as for `tune`.
 
-    ``shared`` with other sessions are ``worker_pool``, ``lane`` and ``stop`` of `autotile.tuning.session.tune`.
+    The lane is what it shares with other sessions, as for `autotile.tuning.session.tune`.
     """
     from autotile.tuning import session as sessions  # which look-ups and inspections do without
 
     options = checked_options(kernel, problem, options)
-    return sessions.tune(kernel, problem, read_settings(), options, observe, **shared)
+    return sessions.tune(kernel, problem, read_settings(), options, observe, lane=lane)
 
 
 def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> TuneOptions:

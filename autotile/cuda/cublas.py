@@ -21,7 +21,7 @@ import numpy as np
 
 from autotile.core.model import LaunchGeometry, Sizes
 from autotile.cuda.driver import PER_THREAD_STREAM, live_device, outside_of_captures
-from autotile.cuda.function import Function, Module, ParameterBlock, driver_launch
+from autotile.cuda.function import Function, Module, ParameterBlock, RelocatableCall, driver_launch
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
 from autotile.settings import overrides_float32, read_settings
@@ -178,6 +178,12 @@ class Gemm:
         self._rounding = _rounding(layout.result, device_index, layout.m * layout.n) if self._sums_bytes else None
         self._prepared: dict[tuple[str, bool, bool], _Queue] = {}
 
+    def prepare(self) -> None:
+        """Ask cuBLAS for the algorithm for aligned arrays, which the first product would wait for."""
+        key = "float32" if self._rounding is not None else self._layout.result, True, False
+        if key not in self._prepared:
+            self._prepare(key, 0)
+
     def memory(self, stream: int) -> _StreamMemory:
         """Return the memory that products on a stream of the device, which must be the current one, use."""
         key = self._device_index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
@@ -223,6 +229,18 @@ class Gemm:
                 sums = memory.sums(self._sums_bytes)
                 queue(stream, (a, b, sums, 0), memory.workspace, (alpha, beta))
                 self._rounding(stream, sums, c)
+
+    def relocatable(self, memory: _StreamMemory, count: int) -> RelocatableCall | None:
+        """Return the launches of the product for any aligned arrays, without or with a bias as the last of ``count``.
+
+        They are for the stream of ``memory``, on the current device. None where the product is computed otherwise.
+        """
+        if self._rounding is not None:
+            return None  # another thread may queue a product between the two launches
+        try:
+            return RelocatableCall(partial(self, memory=memory), count, _VECTOR_BYTES, (self, memory))
+        except ToolchainError:
+            return None
 
     def _prepare(self, key: tuple[str, bool, bool], bias: int) -> _Queue:
         """Describe the product to cuBLAS and ask for an algorithm; kept for all calls with arrays aligned like these.

@@ -193,10 +193,8 @@ def driver_version() -> str:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-_COOPERATIVE = 2
-"""``CU_LAUNCH_ATTRIBUTE_COOPERATIVE``, cuda.h."""
-_CLUSTER_DIMENSION = 4
-"""``CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION``, cuda.h."""
+COOPERATIVE, CLUSTER_DIMENSION, _OVERLAP = 2, 4, 6
+"""``CU_LAUNCH_ATTRIBUTE_COOPERATIVE``, ``_CLUSTER_DIMENSION`` and ``_PROGRAMMATIC_STREAM_SERIALIZATION``, cuda.h."""
 _REQUIRED_CLUSTER_WIDTH = 11
 """``CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH``, cuda.h."""
 
@@ -210,26 +208,38 @@ _LAUNCH_CONFIG = struct.Struct("7IPPI4x")
 
 
 def attribute_launch(
-    function_pointer: int, geometry: LaunchGeometry, *, is_cooperative: bool, cluster: Cluster | None
+    function_pointer: int,
+    geometry: LaunchGeometry,
+    *,
+    is_cooperative: bool,
+    cluster: Cluster | None,
+    overlaps: bool = False,
 ) -> Callable[[int, int, int], None]:
-    """Return a function of the stream handle, the address of a parameter block, and 0, which launches.
+    """Return a function of the stream handle and the addresses of a parameter block and of a buffer, which launches.
 
-    Of a cooperative launch, all blocks are resident at once, so that they may wait for each other. ``cluster`` is None
-    if there is none, or if the function declares it itself. That the driver is too old is a `ToolchainError`.
+    One of the addresses is 0. Of a cooperative launch, all blocks are resident at once, so that they may wait for each
+    other. ``cluster`` is None if there is none, or if the function declares it itself. With ``overlaps``, the launch
+    begins before the one before it ends, for which it waits itself. That the driver is too old is a `ToolchainError`.
     """
     try:
         launch_with_attributes = load_driver().cuLaunchKernelEx
     except AttributeError:
         raise ToolchainError("this driver has no cuLaunchKernelEx; install a driver for CUDA 12 or newer") from None
-    words = [_ATTRIBUTE.pack(_COOPERATIVE, 1, 0, 0)] if is_cooperative else []
-    words += [_ATTRIBUTE.pack(_CLUSTER_DIMENSION, *cluster)] if cluster is not None else []
+    words = [_ATTRIBUTE.pack(COOPERATIVE, 1, 0, 0)] if is_cooperative else []
+    words += [_ATTRIBUTE.pack(CLUSTER_DIMENSION, *cluster)] if cluster is not None else []
+    words += [_ATTRIBUTE.pack(_OVERLAP, 1, 0, 0)] if overlaps else []
     attributes = ctypes.create_string_buffer(b"".join(words))
     extents = (*geometry.grid, *geometry.block, geometry.dynamic_smem_bytes)
-    function, error = ctypes.c_void_p(function_pointer), load_cupy().cuda.driver.CUDADriverError
+    launch_with_attributes.argtypes = [ctypes.c_void_p] * 4  # integers are then converted in half the time
+    error, packed = load_cupy().cuda.driver.CUDADriverError, (-1, b"")
 
-    def launch(stream: int, address: int, _: int) -> None:
-        config = _LAUNCH_CONFIG.pack(*extents, stream, ctypes.addressof(attributes), len(words))
-        status = launch_with_attributes(config, function, ctypes.c_void_p(address), None)
+    def launch(stream: int, address: int, extra: int) -> None:
+        nonlocal packed
+        own, config = packed
+        if own != stream:
+            config = _LAUNCH_CONFIG.pack(*extents, stream, ctypes.addressof(attributes), len(words))
+            packed = stream, config
+        status = launch_with_attributes(config, function_pointer, address, extra)
         if status:
             raise error(status)
 

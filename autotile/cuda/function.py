@@ -7,11 +7,13 @@ fast host, 2.5 instead of 4.8 on a slow one; the GPU executes both equally fast.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -21,7 +23,16 @@ from weakref import finalize
 import numpy as np
 
 from autotile.core.model import LaunchGeometry, Resources, Sizes
-from autotile.cuda.driver import attribute_launch, declares_cluster, outside_of_captures
+from autotile.cuda.driver import (
+    CLUSTER_DIMENSION,
+    COOPERATIVE,
+    Cluster,
+    attribute_launch,
+    declares_cluster,
+    load_driver,
+    outside_of_captures,
+    result_name,
+)
 from autotile.cuda.toolchain import load_cupy
 from autotile.errors import ToolchainError
 from autotile.kernel.arguments import round_up
@@ -125,7 +136,7 @@ class ParameterBlock:
     between launches; the last ``spare_words`` are of no parameter. ``starts`` are the first words of the parameters.
     """
 
-    __slots__ = ("_memory", "_pointers", "address", "starts", "words")
+    __slots__ = ("_memory", "address", "pointers", "starts", "words")
 
     def __init__(self, values: Sequence[Any], spare_words: int = 0) -> None:
         parts = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
@@ -140,14 +151,14 @@ class ParameterBlock:
             memory[start + offset : start + offset + part.size] = part
         base = int(memory.ctypes.data) + start
         self._memory = memory
-        self._pointers = np.array([base + offset for offset in offsets], np.uint64)
-        self.address = int(self._pointers.ctypes.data)
+        self.pointers = np.array([base + offset for offset in offsets], np.uint64)
+        self.address = int(self.pointers.ctypes.data)
         self.starts = tuple(offset // WORD_BYTES for offset in offsets)
         self.words = memory.data[start : start + end].cast("Q")
 
 
 DriverLaunch = Callable[[int, int, int], None]
-"""Launches on a stream, with the parameters at an address; the last argument is 0."""
+"""Launches on a stream, with the parameters at an address, or those in the buffer that the last argument describes."""
 
 
 def driver_launch(function_pointer: int, geometry: LaunchGeometry) -> DriverLaunch:
@@ -225,6 +236,154 @@ def _captured(queue: Callable[[int], None], stream: int) -> Any:
     finally:
         graph = side_stream.end_capture()
     return graph
+
+
+_KERNEL_NODE = struct.Struct("P7I4x4P")
+"""``CUDA_KERNEL_NODE_PARAMS``, cuda.h: function, grid, block, dynamic shared memory, addresses of the parameters, or of
+the description of a buffer with all of them, kernel and context."""
+_EDGE_BYTES, _PROGRAMMATIC_EDGE = 8, 1
+"""Size of ``CUgraphEdgeData``, cuda.h, and the value of its third byte where two launches may overlap."""
+_BUFFER, _BUFFER_BYTES = 1, 2
+"""``CU_LAUNCH_PARAM_BUFFER_POINTER`` and ``CU_LAUNCH_PARAM_BUFFER_SIZE``, cuda.h."""
+
+_CapturedLaunch = tuple[tuple[int, LaunchGeometry, bool, Cluster | None, bool], list[bytes], bool]
+"""A launch in a graph: function, geometry, whether it is cooperative, its cluster, and whether it overlaps with the one
+before; the bytes of its parameters, and whether these are one buffer."""
+
+
+def _check(status: int) -> None:
+    if status:
+        raise ToolchainError(f"the launches of a graph cannot be read: {result_name(status)}")
+
+
+def _captured_launches(queue: Callable[[int], None]) -> list[_CapturedLaunch]:
+    """Return the launches of a call, in order, without executing it."""
+    driver, graph, count = load_driver(), ctypes.c_void_p(), ctypes.c_size_t()
+    stream = load_cupy().cuda.Stream(non_blocking=True)
+    stream.begin_capture()
+    try:
+        try:
+            queue(stream.ptr)
+        finally:  # CuPy would instantiate the graph
+            status = driver.cuStreamEndCapture(ctypes.c_void_p(stream.ptr), ctypes.byref(graph))
+        _check(status)
+        _check(driver.cuGraphGetNodes(graph, None, ctypes.byref(count)))
+        nodes, sources, targets = ((ctypes.c_void_p * count.value)() for _ in range(3))
+        edges = ctypes.create_string_buffer(_EDGE_BYTES * count.value)
+        _check(driver.cuGraphGetNodes(graph, nodes, ctypes.byref(count)))
+        _check(driver.cuGraphGetEdges_v2(graph, sources, targets, edges, ctypes.byref(count)))
+        kinds = {(sources[at], targets[at]): edges.raw[_EDGE_BYTES * at + 2] for at in range(count.value)}
+        if count.value != len(nodes) - 1 or not kinds.keys() >= set(pairwise(nodes)):
+            raise ToolchainError("the launches of a call are not in one order")
+        overlaps = [False, *(kinds[pair] == _PROGRAMMATIC_EDGE for pair in pairwise(nodes))]
+        return [_read_launch(ctypes.c_void_p(node), own) for node, own in zip(nodes, overlaps, strict=True)]
+    finally:
+        if graph:
+            driver.cuGraphDestroy(graph)
+
+
+def _read_launch(node: ctypes.c_void_p, overlaps: bool) -> _CapturedLaunch:
+    """Return the launch of a node of a graph, which must be one."""
+    driver, described = load_driver(), ctypes.create_string_buffer(_KERNEL_NODE.size)
+    _check(driver.cuGraphKernelNodeGetParams_v2(node, described))
+    function, *extents, smem_bytes, parameters, extra, _, _ = _KERNEL_NODE.unpack(described.raw)
+    value, attributes = ctypes.create_string_buffer(64), []
+    for attribute in (COOPERATIVE, CLUSTER_DIMENSION):
+        _check(driver.cuGraphKernelNodeGetAttribute(node, attribute, value))
+        attributes.append(struct.unpack_from("3I", value.raw))
+    (is_cooperative, *_), cluster = attributes
+    start, size = ctypes.c_size_t(), ctypes.c_size_t()
+    values: list[bytes] = []
+    if extra:
+        at = (ctypes.c_uint64 * 4).from_address(extra)
+        buffer = {at[0]: at[1], at[2]: at[3]}
+        size = ctypes.c_size_t.from_address(buffer[_BUFFER_BYTES])
+        values.append(ctypes.string_at(buffer[_BUFFER], size.value))
+    elif parameters:
+        own = ctypes.c_void_p(function)
+        while driver.cuFuncGetParamInfo(own, len(values), ctypes.byref(start), ctypes.byref(size)) == 0:
+            address = ctypes.c_uint64.from_address(parameters + WORD_BYTES * len(values))
+            values.append(ctypes.string_at(address.value, size.value))
+    geometry = LaunchGeometry(tuple(extents[:3]), tuple(extents[3:]), smem_bytes)
+    how = function, geometry, bool(is_cooperative), cluster if cluster[0] else None, overlaps
+    return how, values, bool(extra)
+
+
+class RelocatableCall:
+    """The launches of a library's call, to be repeated on other arrays without the library's work on the host.
+
+    The call is captured twice, for ``count`` arrays at made-up addresses of an alignment: nothing is executed. A word
+    of the parameters that differs as the address of one array does is that address, or one within the array. Raise
+    `ToolchainError` if the call does other things than launching, if parameters differ otherwise or an array is in
+    none, if CUDA fails, or if the driver is older than CUDA 12.4. ``queue`` is a function of a stream and of the
+    ``addresses``; ``keep_alive`` is what the launches need.
+    """
+
+    __slots__ = ("_keep_alive", "_launches", "_lock")
+
+    def __init__(self, queue: Callable[..., None], count: int, alignment_bytes: int, keep_alive: object) -> None:
+        self._keep_alive, self._lock = keep_alive, Lock()
+        places = [((array + 1) << 40) + alignment_bytes for array in range(count)]
+        # Of each address, the upper and the lower half differ: a parameter that holds one half is found, and refused.
+        steps = [((array + 1) << 34) + ((2 * array + 1) << 12) for array in range(count)]
+        moved = [place + step for place, step in zip(places, steps, strict=True)]
+        cuda = load_cupy().cuda
+        failures = AttributeError, KeyError, ValueError, cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError
+        try:
+            with outside_of_captures():
+                first, second = (_captured_launches(partial(queue, addresses=tuple(at))) for at in (places, moved))
+            self._launches = [_relocatable(*pair, places, steps) for pair in zip(first, second, strict=True)]
+            found = {array for _, _, words, *_ in self._launches for (array, _), _ in words}
+            if found != set(range(count)):
+                raise ValueError("an array is in no parameter")
+        except failures as error:
+            raise ToolchainError(f"the launches of a call cannot be moved to other arrays: {error}") from None
+
+    def launch(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launch on arrays at these addresses, which have at least the alignment."""
+        with self._lock:  # of the parameters, which the driver copies
+            for launch, block, words, parameters, extra in self._launches:
+                values = block.words
+                for (array, offset), places in words:
+                    address = addresses[array] + offset
+                    for word in places:
+                        values[word] = address
+                launch(stream, parameters, extra)
+
+
+def _relocatable(
+    first: _CapturedLaunch, second: _CapturedLaunch, places: list[int], steps: list[int]
+) -> tuple[DriverLaunch, ParameterBlock, list[tuple[tuple[int, int], list[int]]], int, int]:
+    """Return the launch, the parameters, and which words of these hold the address of an array plus an offset.
+
+    Also the two addresses for the launch. Raise `ValueError` if the launches differ in more than these words.
+    """
+    (how, values, is_buffer), (other, moved, _) = first, second
+    if how != other or list(map(len, values)) != list(map(len, moved)):
+        raise ValueError("another kernel is launched")
+    extra = np.array([_BUFFER, 0, _BUFFER_BYTES, 0, 0, sum(map(len, values))], np.uint64)  # the last is the size
+    block, after = (
+        ParameterBlock([*(np.frombuffer(value, np.uint8) for value in given), *([extra] * is_buffer)])
+        for given in (values, moved)
+    )
+    words: dict[tuple[int, int], list[int]] = {}
+    for word, (old, new) in enumerate(zip(block.words, after.words, strict=True)):
+        if old != new:
+            array = steps.index(new - old)
+            words.setdefault((array, old - places[array]), []).append(word)
+    function, geometry, is_cooperative, cluster, overlaps = how
+    if is_cooperative or cluster is not None or overlaps:
+        launch: DriverLaunch = attribute_launch(
+            function, geometry, is_cooperative=is_cooperative, cluster=cluster, overlaps=overlaps
+        )
+    else:
+        launch = driver_launch(function, geometry)
+    if not is_buffer:
+        return launch, block, [*words.items()], block.address, 0
+    buffer, description = map(int, block.pointers)
+    at = block.starts[1]
+    block.words[at + 1], block.words[at + 3] = buffer, description + 5 * WORD_BYTES
+    return launch, block, [*words.items()], 0, description
 
 
 class StepFunctions:

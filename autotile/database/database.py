@@ -677,26 +677,27 @@ class Database(AbstractContextManager["Database"]):
         phase: Phase = "search",
         is_ranked: bool = False,
         created_at: datetime | None = None,
-        summary: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> int:
         """Store a run that has ended, with its trials, in one transaction; return the id of its study.
 
         The study of a key is created if it does not exist, with the device. Ranked trials are the finals' ranking, the
         winner first; a trial of the finals without a rank is a verdict on its configuration. ``created_at`` is the date
-        of the trials, None for now; ``columns`` are those of the table ``runs``.
+        of the trials, None for now; ``columns`` are those of the table ``runs``, the driver that of the device if it is
+        not given.
         """
-        moment = stored_moment(created_at) if created_at is not None else now_text()
+        now = now_text()
+        moment = stored_moment(created_at) if created_at is not None else now
+        own = {"started_at": now, "ended_at": now, "driver": device.driver if device is not None else ""}
         with self.writing() as connection:
             study_id = study if isinstance(study, int) else ensure_study(connection, study, device)
-            run_id = insert_run(connection, {"study_id": study_id, "sampler": sampler, **columns})
+            run_id = insert_run(connection, {"study_id": study_id, "sampler": sampler, **own, **columns})
             position = {"study_id": study_id, "run_id": run_id, "phase": phase, "created_at": moment}
             rows = [
                 {**position, "rank": rank if is_ranked else None, **trial_row(trial)}
                 for rank, trial in enumerate(trials, start=1)
             ]
             insert_trials(connection, rows)
-            finish_run(connection, run_id, summary or {})
         return study_id
 
     def rows(
@@ -715,17 +716,9 @@ class Database(AbstractContextManager["Database"]):
         """Return the trials of a study with their positions in the database and times, oldest first."""
         return self.rows(TRIALS, stored_trial, study_id=study_id, phase=phase)
 
-    def standing_trials(self, study_id: int) -> list[StoredTrial]:
-        """Return one trial of each configuration, as it is shown and exported; see `standing_trials`."""
-        return standing_trials(self.stored_trials(study_id))
-
     def trials(self, study_id: int, *, phase: Phase | None = None) -> list[Trial]:
         """Return the trials of a study, oldest first."""
         return [stored.trial for stored in self.stored_trials(study_id, phase=phase)]
-
-    def tried(self, study_id: int) -> dict[str, Trial]:
-        """Return the newest trial of each configuration, by `config_key`, from which a killed run is resumed."""
-        return {trial.config_key: trial for trial in self.trials(study_id)}
 
     def best(
         self,
@@ -767,25 +760,20 @@ class Database(AbstractContextManager["Database"]):
         return found
 
     def read(self, query: Query[Value], **parameters: str | None) -> list[Value]:
-        """Run a query of serving; a row that does not match raises, or is skipped if the query names its table."""
+        """Run a query of serving; a row that does not match raises, or is skipped if the query names its table.
+
+        In place of a winner that does not match, the next best of its study is taken.
+        """
         parse = query.parse if query.table is None else row_of(query.table)(query.parse)
-        with self.reading() as connection:
-            return parsed_rows(connection, text(query.sql), parse, parameters=parameters)
-
-    def winners(self, kernel: str, dtype: str) -> list[Winner]:
-        """Return the winner of each study of a kernel, newest first, without reading the rest of its trial and run."""
-        return self._served(WINNERS, kernel=kernel, dtype=dtype)
-
-    def winner(self, key: TuningKey) -> Winner | None:
-        """Return the winner of the study of a key; None if there is none."""
-        found = self._served(WINNER, digest=key.digest)
-        return found[0] if found else None
-
-    def _served(self, query: Query[Winner], **columns: Any) -> list[Winner]:
         try:
-            return self.read(query, **columns)
-        except DataError:  # `best` names the bad row, and takes the next best
-            return [best.winner for best in self.best(**columns)]
+            with self.reading() as connection:
+                return parsed_rows(connection, text(query.sql), parse, parameters=parameters)
+        except DataError:
+            if query not in (WINNER, WINNERS):
+                raise
+            columns: Any = parameters
+            found: Any = [best.winner for best in self.best(**columns)]  # which names the bad row
+            return list(found)
 
     def add_misses(self, rows: Sequence[Row]) -> None:
         """Add to the counts of misses, in one transaction."""

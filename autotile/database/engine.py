@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -577,16 +577,12 @@ def _timer(time_s: float, action: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
 
 
-@contextmanager
-def _announced(location: ServerLocation | None, limit_s: Any) -> Iterator[None]:
+def _announced(location: ServerLocation | None, limit_s: Any) -> AbstractContextManager[None]:
     """Log a warning if what is done meanwhile takes long; without a location, do not."""
-    if location is None:
-        yield
-        return
     limit = f" for up to {limit_s} s" if limit_s else ""
     # Without a logging configuration, Python prints warnings on standard error.
-    with _timer(_ANNOUNCED_S, lambda: _LOG.warning("waiting%s for the database %s", limit, location)):
-        yield
+    warning = partial(_LOG.warning, "waiting%s for the database %s", limit, location)
+    return _timer(_ANNOUNCED_S, warning) if location is not None else nullcontext()
 
 
 def _server_limits(url: URL, timeout_s: float, *, readonly: bool) -> tuple[int, dict[str, int], str]:

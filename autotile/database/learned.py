@@ -18,7 +18,7 @@ from autotile.core.ceilings import DeviceCeilings, check_ceilings
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Count, JsonObject, Moment, Name, NonNegative, convert, json_hash
 from autotile.core.model import Config, Outcome, Problem, Sizes, config_key
-from autotile.database.database import Database, StoredBest, row_of
+from autotile.database.database import Database, StoredBest, row_of, standing_trials
 from autotile.database.engine import CEILINGS, FAMILIES, MODELS, identity_of, insert_for, now_text, stored_moment
 from autotile.database.keys import TuningKey, version_of
 from autotile.database.winners import Row, StoredMiss, StoredRuleDocument
@@ -187,13 +187,15 @@ def miss_costs(database: Database, kernel: Kernel) -> Callable[[StoredMiss], tup
         for best in database.best(kernel.name)
         if best.key.version == version and best.key.l2_mode == "cold" and best.trial.time_us is not None
     ]
-    times_us: dict[int, dict[str, float]] = {}
+    times_us = {
+        study.study_id: {
+            one.trial.config_key: one.trial.time_us
+            for one in standing_trials(database.stored_trials(study.study_id))
+            if one.trial.outcome is Outcome.OK and one.trial.time_us is not None
+        }
+        for study in studies
+    }
     """Standing time of each successful configuration, by `config_key`, of each study."""
-    for study in studies:
-        trials = (stored.trial for stored in database.standing_trials(study.study_id))
-        ok = (trial for trial in trials if trial.outcome is Outcome.OK)
-        known = {trial.config_key: trial.time_us for trial in ok if trial.time_us is not None}
-        times_us[study.study_id] = known
 
     def cost(miss: StoredMiss) -> tuple[float, float, bool] | None:
         same_dtype = [study for study in studies if study.key.dtype == miss.problem.dtype]

@@ -267,7 +267,17 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             self._database.check_in_place()
             if not self._has_ended:
                 self._finish()
-            self._read_back()
+            self._database.check_integrity()
+            with self._database.reading() as connection:
+                stored = [*run_text(connection, _STORED_TRIALS, {"run": self.run_id})]
+                runs = run_text(connection, _ENDED_RUN, {"run": self.run_id, "started_at": self._run["started_at"]})
+            expected = [tuple(row[name] for name in TRIAL_IDENTITY) for row in self._rows]
+            if not runs or stored not in (expected, expected[: len(expected) - self._unsure]):
+                raise DatabaseError(
+                    f"the database {self._database.location} does not hold what was stored in it: another program "
+                    "overwrote it or its log during the run"
+                )
+            self._database.check_in_place()
 
         try:
             if isinstance(error, LostServerError):  # it was waited for already
@@ -397,19 +407,6 @@ class RunRecord(AbstractContextManager["RunRecord"]):
                 self._transact(release_all)
         self._owner = ""
 
-    def _read_back(self) -> None:
-        self._database.check_integrity()
-        with self._database.reading() as connection:
-            stored = [*run_text(connection, _STORED_TRIALS, {"run": self.run_id})]
-            runs = [*run_text(connection, _ENDED_RUN, {"run": self.run_id, "started_at": self._run["started_at"]})]
-        expected = [tuple(row[name] for name in TRIAL_IDENTITY) for row in self._rows]
-        if not runs or stored not in (expected, expected[: len(expected) - self._unsure]):
-            raise DatabaseError(
-                f"the database {self._database.location} does not hold what was stored in it: another program "
-                "overwrote it or its log during the run"
-            )
-        self._database.check_in_place()
-
     @contextmanager
     def _rescuing(self) -> Iterator[None]:
         try:
@@ -472,9 +469,9 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def _write_run(self, connection: Connection) -> None:
         ids = {"study_id": ensure_study(connection, self._key, self._device)}
-        ids["run_id"] = insert_run(connection, {**self._run, **ids})
+        ended = {"ended_at": now_text(), "summary": self._summary or {}}
+        ids["run_id"] = insert_run(connection, {**self._run, **ended, **ids})
         insert_trials(connection, [row | ids for row in self._rows])
-        finish_run(connection, ids["run_id"], self._summary or {})
 
 
 def forget_dead(connection: Connection, study_id: int) -> int:

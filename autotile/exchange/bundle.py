@@ -375,7 +375,7 @@ def _chosen_by_models(
 ) -> tuple[dict[str, list[_Variant]], list[str]]:
     """Return the configurations that models of an operation choose among, by kernel, and their GPUs' architectures.
 
-    They are the user's and those that ship, for all flags that they were learned for.
+    They are the user's and those that ship, for all flags that they were learned for. Some are listed several times.
     """
     from autotile.database.learned import read_models  # a bundle is read without SQLAlchemy
     from autotile.families.operation_model import OperationModel
@@ -390,7 +390,7 @@ def _chosen_by_models(
             f"there is no model of times of {operation.name} to ship for; name its kernels: "
             f"{', '.join(member.name for member in operation.members)}"
         )
-    found: dict[str, dict[tuple[object, ...], _Variant]] = {}
+    found: dict[str, list[_Variant]] = {}
     for model, _ in models:
         ranges = [range(model.ranges[flag][0], model.ranges[flag][1] + 1) for flag in model.vocabulary.flags]
         for *values, odd in product(*ranges, (0, 1)):  # some kernels are of aligned sizes, others are not
@@ -402,10 +402,8 @@ def _chosen_by_models(
                 flags = tuple((name, own.get(name, spec.sizes[name])) for name in spec.compiled_names)
                 for one in model.candidates:
                     if one.kernel == member.name:
-                        variant = model.dtype, flags, one.config
-                        found.setdefault(member.kernel, {})[(*variant[:2], config_key(one.config))] = variant
-    architectures = list(dict.fromkeys(device.architecture for _, device in models))
-    return {kernel: list(variants.values()) for kernel, variants in found.items()}, architectures
+                        found.setdefault(member.kernel, []).append((model.dtype, flags, one.config))
+    return found, list(dict.fromkeys(device.architecture for _, device in models))
 
 
 def _current_results(
@@ -503,7 +501,7 @@ def _compiled(
             identity = (target, element_type, flags, config_key(config))
             if identity not in started:
                 problem = spec.at({**spec.sizes, **dict(flags)}, element_type)
-                job = partial(compile_job, kernel, config, problem, target)
+                job = compile_job(kernel, config, problem, target)
                 started[identity] = ((target, element_type, flags, config), pool.submit(job))
     cubins = []
     for (target, element_type, flags, config), future in started.values():

@@ -40,13 +40,8 @@ STAGES: Mapping[str, str] = {
     "framework": "framework_time",
 }
 """Kernel Tuner's name for the time of each stage; stages that it lacks count as framework time."""
-_T4_TIMES: Mapping[str, str] = {
-    "compilation": "compile_time",
-    "validation": "verification_time",
-    "benchmark": "benchmark_time",
-    "search_algorithm": "strategy_time",
-    "framework": "framework_time",
-}
+_T4_NAMES = ("compilation", "validation", "benchmark", "search_algorithm", "framework")
+_T4_TIMES: Mapping[str, str] = dict(zip(_T4_NAMES, STAGES.values(), strict=True))
 """The same times by the names under which Kernel Tuner 1.5.0 writes them to T4 results."""
 
 RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
@@ -293,7 +288,7 @@ def import_into_database(database: Database, results: ImportedResults, key: Tuni
     Those that the study has already, of the same file or a shorter one, are not stored again.
     """
     study = database.study(key, results.device)
-    known = database.tried(study)
+    known = {trial.config_key: trial for trial in database.trials(study)}
     added = [trial for trial in results.trials if known.get(config_key(trial.config)) != trial]
     if added:
         origin = {"imported_from": results.path.name}

@@ -132,22 +132,25 @@ FORMAT_VERSION = 1
 _FORMAT = "autotile recording"
 
 _COLUMNS: Mapping[str, np.dtype[Any]] = {
-    "outcome": np.dtype("u1"),
-    "stage": np.dtype("u1"),
-    "reason": np.dtype("<u4"),
-    "time_us": np.dtype("<f4"),
-    "low_us": np.dtype("<f4"),
-    "high_us": np.dtype("<f4"),
-    "samples": np.dtype("<u4"),
-    "registers": np.dtype("<u2"),
-    "spill_store_bytes": np.dtype("<u4"),
-    "spill_load_bytes": np.dtype("<u4"),
-    "stack_bytes": np.dtype("<u4"),
-    "static_smem_bytes": np.dtype("<u4"),
-    "dynamic_smem_bytes": np.dtype("<u4"),
-    "blocks_per_sm": np.dtype("<u2"),
-    "occupancy": np.dtype("<f4"),
-    "seconds": np.dtype("<f4"),
+    name: np.dtype(kind)
+    for name, kind in {
+        "outcome": "u1",
+        "stage": "u1",
+        "reason": "<u4",
+        "time_us": "<f4",
+        "low_us": "<f4",
+        "high_us": "<f4",
+        "samples": "<u4",
+        "registers": "<u2",
+        "spill_store_bytes": "<u4",
+        "spill_load_bytes": "<u4",
+        "stack_bytes": "<u4",
+        "static_smem_bytes": "<u4",
+        "dynamic_smem_bytes": "<u4",
+        "blocks_per_sm": "<u2",
+        "occupancy": "<f4",
+        "seconds": "<f4",
+    }.items()
 }
 """Arrays with one value for each configuration. Outcome, stage and reason are indices into the header's lists. A time
 of NaN means not measured, 0 registers not compiled. Single precision is far finer than the noise of any timing."""

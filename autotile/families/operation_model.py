@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -385,18 +386,10 @@ class OperationModel:
                     return others[:1]
             else:
                 return others[:1]
-        checks: dict[str, IsValid] = {}
-        own: list[Expected] = []
-        for number in configurations:
-            if len(own) == count:
-                break
-            candidate = candidates[number]
-            if accepts is None or accepts(candidate):
-                name = candidate.kernel
-                if name not in checks:
-                    checks[name] = rules[name](Problem(name, kernels[name], dtype or self.dtype))
-                if checks[name](number, candidate.config):
-                    own.append(expected(number))
+        check_of = cache(lambda name: rules[name](Problem(name, kernels[name], dtype or self.dtype)))
+        accepted = (n for n in configurations if accepts is None or accepts(candidates[n]))
+        valid = (n for n in accepted if check_of(candidates[n].kernel)(n, candidates[n].config))
+        own = [expected(number) for number in itertools.islice(valid, count)]
         ranked = sorted([*own, *others], key=lambda one: one.time_us)
         if own and others:
             first, library = own[0], others[0]
@@ -573,11 +566,12 @@ def fit_model(
     if len(problems) < _MIN_PROBLEMS:
         raise InputError(f"{plural(len(problems), 'problem')} measured; a model needs at least {_MIN_PROBLEMS}")
     own = tuple(sorted(candidates, key=lambda one: one.is_library))
+    count = sum(not one.is_library for one in own)
     keys = [one.key for one in own]
     times_us = np.array([[measured_us.get(key, np.nan) for key in keys] for _, _, measured_us in problems])
     names = list(problems[0][0])
     columns = {name: [sizes[name] for sizes, _, _ in problems] for name in names}
-    members = dict.fromkeys(one.kernel for one in own if not one.is_library)
+    members = dict.fromkeys(one.kernel for one in own[:count])
     arrays = [{buffer.name for buffer in specs[name].buffers} for name in members]
     vocabulary = Vocabulary(
         tuple(name for name in names if name not in flags),
@@ -586,15 +580,37 @@ def fit_model(
         tuple(members),
         tuple(sorted({name for one in own for name in one.config})),
     )
-    rows = _rows_of(vocabulary, own, specs, device, dtype=dtype, problems=problems, times_us=times_us)
+    known: dict[object, ModelInputs] = {}
+    parts: tuple[list[Inputs], list[Inputs]] = ([], [])
+    for row, (sizes, kernels, _) in enumerate(problems):
+        key = (*(sizes[name] for name in vocabulary.flags), *kernels)
+        if key not in known:
+            known[key] = model_inputs(vocabulary, own, specs, device, sizes=sizes, kernels=kernels, dtype=dtype)
+        inputs = known[key]
+        problem, measured = inputs.of_problem(sizes, kernels), np.isfinite(times_us[row])
+        chosen, others = measured[inputs.numbers], np.flatnonzero(measured[count:])
+        of_configs = inputs.items[chosen], inputs.of_pairs(kernels).T[chosen], inputs.numbers[chosen]
+        nothing = np.zeros((len(others), 0), np.float32)
+        for place, (item, pair, number) in enumerate((of_configs, (nothing, nothing, others))):
+            parts[place].append(Inputs(np.repeat(problem[None], len(number), axis=0), item, pair, number))
+    best = np.nan_to_num(times_us[:, :count], nan=np.inf).min(axis=1)
+    firsts = (0, count, len(own))
+    rows: list[_Rows] = []  # of configurations, and of libraries
+    for place, part in enumerate(parts):
+        joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
+        numbers = np.repeat(np.arange(len(problems)), [len(one.number) for one in part])
+        time_us = times_us[numbers, joined.number + firsts[place]]
+        weights = np.ones(len(numbers)) if place else 1.0 / (1.0 + 2.0 * (time_us / best[numbers] - 1.0))
+        items = len(vocabulary.sizes), firsts[place + 1] - firsts[place], firsts[place], place == 1
+        rows.append(_Rows(joined, np.log2(time_us), weights, numbers, *items))
     held_out = (own, times_us, *_cross_validate(rows, times_us, epochs))
     doubts = _doubts(held_out)
     confidence = _CONFIDENCES[-1]
-    if any(one.is_library for one in own):  # the least with which kernels that are chosen seldom lose against it
+    if count < len(own):  # the least with which kernels that are chosen seldom lose against it
         ratios = {tried: choice_ratios(held_out, doubts, tried) for tried in _CONFIDENCES}
         safe = (c for c, found in ratios.items() if len(found) and np.percentile(found, _PERCENTILE) >= _SAFE_RATIO)
         confidence = next(safe, confidence)
-    kept = _select(own, times_us, max_candidates)
+    kept = _select([one.kernel for one in own[:count]], times_us[:, :count], max_candidates)
     every = np.ones(len(problems), np.bool_)
     (networks, _), (libraries, errors) = (_fit_networks(of, every, epochs) for of in rows)
     model = OperationModel(
@@ -603,7 +619,7 @@ def fit_model(
         device.name,
         vocabulary,
         {name: (min(column), max(column)) for name, column in columns.items()},
-        (*(own[n] for n in kept), *(one for one in own if one.is_library)),
+        (*(own[n] for n in kept), *own[count:]),
         networks.only(kept) if networks is not None and kept else None,
         libraries,
         doubts,
@@ -630,44 +646,6 @@ class _Rows(NamedTuple):
     is_library: bool
 
 
-def _rows_of(
-    vocabulary: Vocabulary,
-    candidates: Sequence[ModelCandidate],
-    specs: Specs,
-    device: DeviceProperties,
-    *,
-    dtype: str,
-    problems: Sequence[MeasuredProblem],
-    times_us: Times,
-) -> tuple[_Rows, _Rows]:
-    """Return the rows of configurations, and of libraries."""
-    count = sum(not one.is_library for one in candidates)
-    known: dict[object, ModelInputs] = {}
-    parts: tuple[list[Inputs], list[Inputs]] = ([], [])
-    for row, (sizes, kernels, _) in enumerate(problems):
-        key = (*(sizes[name] for name in vocabulary.flags), *kernels)
-        if key not in known:
-            known[key] = model_inputs(vocabulary, candidates, specs, device, sizes=sizes, kernels=kernels, dtype=dtype)
-        inputs = known[key]
-        problem, measured = inputs.of_problem(sizes, kernels), np.isfinite(times_us[row])
-        chosen, others = measured[inputs.numbers], np.flatnonzero(measured[count:])
-        own = inputs.items[chosen], inputs.of_pairs(kernels).T[chosen], inputs.numbers[chosen]
-        nothing = np.zeros((len(others), 0), np.float32)
-        for place, (item, pair, numbers) in enumerate((own, (nothing, nothing, others))):
-            parts[place].append(Inputs(np.repeat(problem[None], len(numbers), axis=0), item, pair, numbers))
-    best = np.nan_to_num(times_us[:, :count], nan=np.inf).min(axis=1)
-    firsts = (0, count, len(candidates))
-    found = []
-    for place, part in enumerate(parts):
-        joined = Inputs(*(np.concatenate(column) for column in zip(*part, strict=True)))
-        rows = np.repeat(np.arange(len(problems)), [len(one.number) for one in part])
-        time_us = times_us[rows, joined.number + firsts[place]]
-        weights = np.ones(len(rows)) if place else 1.0 / (1.0 + 2.0 * (time_us / best[rows] - 1.0))
-        items = len(vocabulary.sizes), firsts[place + 1] - firsts[place], firsts[place], place == 1
-        found.append(_Rows(joined, np.log2(time_us), weights, rows, *items))
-    return found[0], found[1]
-
-
 def _fit_networks(of: _Rows, used: NDArray[np.bool_], epochs: int) -> tuple[Ensemble | None, Neighbours | None]:
     """Fit networks to the rows of some of the problems, and keep their errors if the items are libraries."""
     chosen = np.flatnonzero(used[of.problems])
@@ -682,7 +660,7 @@ def _fit_networks(of: _Rows, used: NDArray[np.bool_], epochs: int) -> tuple[Ense
     return ensemble, Neighbours.fit(inputs.problem, targets - ensemble.predict(inputs)[0], inputs.number, of.sizes)
 
 
-def _cross_validate(rows: tuple[_Rows, _Rows], times_us: Times, epochs: int) -> tuple[Times, Times]:
+def _cross_validate(rows: Sequence[_Rows], times_us: Times, epochs: int) -> tuple[Times, Times]:
     """Predict each fold of the problems by networks that are fitted to the others; return logarithms and spread."""
     fold = np.random.default_rng(0).permutation(len(times_us)) % _FOLDS
     log2_us, spread = np.full_like(times_us, np.nan), np.full_like(times_us, np.nan)
@@ -745,14 +723,12 @@ def choice_ratios(held_out: HeldOut, doubts: Mapping[str, Doubt], confidence: fl
     return np.where(lead > needed, ratios, 1.0)
 
 
-def _select(candidates: Sequence[ModelCandidate], times_us: Times, count: int) -> list[int]:
-    """Select configurations one by one, each time that which lowers the mean loss most."""
-    own = [n for n, one in enumerate(candidates) if not one.is_library]
-    losses, weights = [], []
-    kernels, groups = [candidates[n].kernel for n in own], [np.ones(len(own), np.bool_)]
+def _select(kernels: Sequence[str], times_us: Times, count: int) -> list[int]:
+    """Select configurations of kernels one by one, each time that which lowers the mean loss most."""
+    losses, weights, groups = [], [], [np.ones(len(kernels), np.bool_)]
     groups += [np.array([one == name for one in kernels]) for name in dict.fromkeys(kernels)]  # in one order always
     for number, group in enumerate(groups):
-        part = np.where(group, np.nan_to_num(times_us[:, own], nan=np.inf), np.inf)
+        part = np.where(group, np.nan_to_num(times_us, nan=np.inf), np.inf)
         best = part.min(axis=1)
         known = np.isfinite(best)
         losses.append(np.minimum(np.log(part[known] / best[known, None]), _MISSING))
@@ -760,11 +736,11 @@ def _select(candidates: Sequence[ModelCandidate], times_us: Times, count: int) -
     loss, weight = np.concatenate(losses), np.concatenate(weights)
     lowest = np.full(len(loss), _MISSING)
     chosen: list[int] = []
-    while len(chosen) < min(count, len(own)):
+    while len(chosen) < min(count, len(kernels)):
         gain = weight @ np.maximum(lowest[:, None] - loss, 0.0)
         best_gain = int(np.argmax(gain))
         if gain[best_gain] <= 0.0:
             break
         chosen.append(best_gain)
         lowest = np.minimum(lowest, loss[:, best_gain])
-    return [own[n] for n in sorted(chosen)]
+    return sorted(chosen)

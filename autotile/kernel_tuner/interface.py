@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import random
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,18 +21,29 @@ import numpy as np
 from autotile.core.argument_types import check_value, checked_except
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import to_document
-from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Measurement, Outcome, Trial, non_dominated
+from autotile.core.dtypes import load_npy
+from autotile.core.model import ENERGY, OUTPUT_DIGEST, TIME, Config, Outcome, Trial, config_text, non_dominated
 from autotile.core.text import plural
+from autotile.cuda.compiler import compile_job
+from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.python_kernel import names_read
-from autotile.kernel.spec import Parameter
+from autotile.kernel.spec import Parameter, computed_values
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
 from autotile.kernel_tuner.parameters import ParameterCodec, Params, parse_restrictions
 from autotile.kernel_tuner.strategies import Strategy, TuneRunner, choose_strategy, installed_module
-from autotile.kernel_tuner.translation import ScriptKernel, block_names, checked_device, host_array, run_once
+from autotile.kernel_tuner.translation import (
+    ScriptKernel,
+    block_names,
+    host_array,
+    is_on_gpu,
+    library_name,
+    restored_form,
+    session_folder,
+)
 from autotile.kernel_tuner.util import (
     CompilationFailedConfig,
     ErrorConfig,
@@ -42,11 +54,17 @@ from autotile.kernel_tuner.util import (
     get_objective_defaults,
     process_metrics,
 )
+from autotile.search.samplers import check_sampler, resolve_sampler, sampler_entry
 from autotile.settings import read_settings
+from autotile.space.limits import check_config
 from autotile.space.search_space import SearchSpace, feasible_space
+from autotile.tuning.backend import workload_of
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.session import open_session
+from autotile.workers.compile_pool import compile_in_worker
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import Candidate, Entry, Time
 
 _DEVICE_PARAMETERS = ("nvml_", "tegra_", "cuda_sm_percentage")
 """Parameters by which Kernel Tuner sets up the device."""
@@ -55,6 +73,8 @@ _MAX_LISTED = 200_000
 _SEARCH_SHARE = 0.9
 """Share of the time limit for the search; the finals take the rest, so that a call ends near its limit."""
 _UNITS = {"time": "ms"}
+_COMPILE_DEADLINE_S, _RUN_DEADLINE_S = 120.0, 300.0
+"""Time limits of `run_kernel`."""
 
 
 class ConfigResult(dict[str, Any]):
@@ -150,17 +170,15 @@ def tune_kernel(
     )
     if not simulation_mode:
         kernel.check_language(lang)
-    if objectives:
-        names, directions = list(objectives), [bool(value) for value in objectives.values()]
-    else:
+    if not objectives:
         asked: Sequence[str | None] = [objective] if isinstance(objective, str) else objective or [None]
         is_listed = isinstance(objective_higher_is_better, Sequence)
         higher: Any = objective_higher_is_better if is_listed else [objective_higher_is_better] * len(asked)
         if len(higher) != len(asked):
             counts = plural(len(asked), "name"), plural(len(higher), "value")
             raise InputError(f"objective has {counts[0]}, objective_higher_is_better {counts[1]}")
-        pairs = [get_objective_defaults(name, each) for name, each in zip(asked, higher, strict=True)]
-        names, directions = [name for name, _ in pairs], [is_higher for _, is_higher in pairs]
+        objectives = dict(map(get_objective_defaults, asked, higher))
+    names, directions = list(objectives), [bool(is_higher) for is_higher in objectives.values()]
     for name in codec.values:
         if name.startswith(_DEVICE_PARAMETERS):
             warnings.warn(
@@ -198,10 +216,10 @@ def tune_kernel(
         env = call.simulate(kernel, file)
         env["simulated_time"] = sum(map(_simulated_ms, call.results.values()))
     else:
-        env, groups = {}, list(_groups(kernel, answer))
+        own_check = verify if callable(verify) else None
+        env, groups = {}, [_with_check(group, own_check, call.observation) for group in _groups(kernel, answer)]
         count = len(groups)
-        for number, (group, expected) in enumerate(groups):
-            checked = _with_check(group, expected, verify if callable(verify) else None, call.observation)
+        for number, checked in enumerate(groups):
             # The groups share the limits equally.
             part = None if trials is None else max(1, trials * (number + 1) // count - trials * number // count)
             part_s = None if budget_s is None else budget_s / count
@@ -310,7 +328,7 @@ def run_kernel(
     """
     _begin(kernel_name, log, texmem_args)
     codec = ParameterCodec({name: [value] for name, value in params.items()} or {"block_size_x": [256]})
-    kernel = ScriptKernel(
+    described = ScriptKernel(
         kernel_name,
         kernel_source,
         problem_size,
@@ -323,8 +341,61 @@ def run_kernel(
         defines=defines,
         constants=cmem_args,
     )
-    kernel.check_language(lang)
-    return run_once(kernel, device)
+    described.check_language(lang)
+    kernel = described.build()
+    gpu = _device_at(device, "and run_kernel needs one; see `autotile doctor`")
+    problem = resolve_problem(kernel.spec, {}, None, defaults=True)
+    config = dict(kernel.spec.default)
+    if reason := check_config(kernel.spec, config, problem, gpu):
+        raise InputError(f"{described.name} cannot run with {config_text(config)}: {reason}")
+    settings = read_settings()
+    job = compile_job(kernel, config, problem, gpu.architecture)
+    compiled = compile_in_worker(job, settings, _COMPILE_DEADLINE_S)
+    if compiled.cubin is None:
+        raise InputError(f"{described.name} does not compile: {compiled.reason}")
+    names = [buffer.name for buffer in kernel.spec.buffers if buffer.is_written]
+    with tempfile.TemporaryDirectory(dir=session_folder()) as folder:
+        workload = replace(
+            workload_of(kernel, problem, settings, TuneOptions(l2="hot", device_index=device)),
+            sample_limit_s=0.0,
+            captured=tuple(names),
+            capture_folder=folder,
+        )
+        computed = computed_values(kernel.spec.computed, config)
+        candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
+        worker = Gpu(workload, _RUN_DEADLINE_S)
+        try:
+            (evaluation,) = worker.run(Time((Entry(candidate),)))
+        finally:
+            worker.close()
+        if evaluation.outcome is not Outcome.OK or not evaluation.captured:
+            raise InputError(f"{described.name} failed with {config_text(config)}: {evaluation.reason}")
+        contents = {name: load_npy(Path(evaluation.captured) / f"{name}.npy") for name in names}
+    returned: list[Any] = list(described.arguments)
+    for index, array in described.arrays.items():
+        stored = contents.get(kernel.spec.arguments[index].name)
+        returned[index] = array.copy() if stored is None else restored_form(stored, array)
+        target = described.arguments[index]
+        if not is_on_gpu(target) or returned[index].tobytes() == array.tobytes():
+            continue  # unchanged, it may be another argument, too
+        if library_name(target) == "torch":
+            import torch
+
+            target.copy_(torch.from_numpy(returned[index]))
+        else:
+            import cupy
+
+            with target.device:
+                target[...] = cupy.asarray(returned[index])
+                cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
+    return returned
+
+
+def _device_at(index: int, hint: str) -> DeviceProperties:
+    """Return a GPU by its CUDA index; an `InputError`, which ends with the hint, if there is none."""
+    if not 0 <= index < device_count():
+        raise InputError(f"there is no CUDA device {index} here, {hint}")
+    return live_device(index)
 
 
 def _begin(kernel_name: str, log: int | None, texmem_args: Mapping[str, Any] | None) -> None:
@@ -347,7 +418,7 @@ def _selected(argument: Any, params: Params) -> Any:
     return argument.select_for_configuration(params) if _is_tunable(argument) else argument
 
 
-def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, Sequence[Any] | None]]:
+def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[ScriptKernel]:
     """Yield the kernel with its arguments and its answer, for each value of the parameters that these depend on."""
     codec = kernel.codec
     read = set().union(*(_names_of(each, codec) for each in (*kernel.arguments, answer) if _is_tunable(each)))
@@ -359,7 +430,8 @@ def _groups(kernel: ScriptKernel, answer: Any) -> Iterator[tuple[ScriptKernel, S
         expected = _selected(answer, probe)
         check_value("answer", expected, Iterable[Any] | None)
         listed = [_selected(each, probe) for each in expected] if expected is not None else None
-        yield replace(kernel, arguments=[_selected(each, probe) for each in kernel.arguments], codec=narrowed), listed
+        arguments = [_selected(each, probe) for each in kernel.arguments]
+        yield replace(kernel, arguments=arguments, codec=narrowed, answer=listed)
 
 
 def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
@@ -372,15 +444,13 @@ def _names_of(tunable: Any, codec: ParameterCodec) -> set[str]:
     )
 
 
-def _with_check(
-    kernel: ScriptKernel, answer: Sequence[Any] | None, verify: Callable[..., Any] | None, observation: Observation
-) -> ScriptKernel:
-    """Return a kernel with its answer, and with the functions that look at its outputs."""
+def _with_check(kernel: ScriptKernel, verify: Callable[..., Any] | None, observation: Observation) -> ScriptKernel:
+    """Return a kernel with the functions that look at its outputs, beside its answer."""
+    answer = kernel.answer
     if answer is not None and len(answer) != len(kernel.arguments):
         raise InputError(
             f"answer has {plural(len(answer), 'element')}, expected {len(kernel.arguments)}, one an argument"
         )
-    kernel = replace(kernel, answer=answer)
     arrays = [host_array(each) for each in answer or ()]
     if verify is None and not observation.of_output:
         numbers = [array for array in arrays if array is not None and array.dtype.kind in "fc"]
@@ -388,8 +458,7 @@ def _with_check(
             return kernel
         verify = _equal_with_nan
     shown = None if answer is None else [g if a is None else a for g, a in zip(answer, arrays, strict=True)]
-    check = observation.output_check(kernel.arrays, len(kernel.arguments), shown, verify, kernel.atol)
-    return replace(kernel, check=check)
+    return replace(kernel, check=observation.output_check(kernel, shown, verify))
 
 
 def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) -> bool:
@@ -429,7 +498,7 @@ class _TuneCall:
         Results in the cache are not measured again. Errors are those of `tune_kernel`.
         """
         codec, kernel = self.codec, described.build()
-        device = checked_device(
+        device = _device_at(
             self.device, "and only the results of an earlier call can be searched: pass cache and simulation_mode=True"
         )
         problem = resolve_problem(kernel.spec, {}, None, defaults=True)
@@ -516,9 +585,6 @@ class _TuneCall:
 
         As in Kernel Tuner, what the results state that they took counts towards the time limit.
         """
-        from autotile.search.samplers import resolve_sampler
-        from autotile.search.search import Search
-
         codec = self.codec
         restrictions = parse_restrictions(described.restrictions, codec.values)
         entries: list[tuple[Config, dict[str, Any]]] = []
@@ -549,26 +615,20 @@ class _TuneCall:
         space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
         by_row = {space.row_of(config): entry for config, entry in entries}
         trials = min(self.trials or len(space), len(space))
-        sampler = resolve_sampler(self.sampler, space, None, trials)
-        search = Search(space, sampler, self.seed or 0, trials=trials)
+        check_sampler(self.sampler)
+        name = resolve_sampler(self.sampler, space, None, trials)
+        sampler = sampler_entry(name).make(space, self.seed or 0, trials=trials)
         started, limit_s, simulated_ms = time.perf_counter(), self.budget_s, 0.0
         try:
             for _ in range(trials):
-                is_late = limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s
-                proposed = None if is_late else search.propose()
-                if proposed is None:
+                if limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s:
                     break
-                row, config = proposed
+                row = sampler.propose()
                 result = self._add_cached(by_row[row])
                 simulated_ms += _simulated_ms(result)
-                trial = Trial(config, Outcome.CRASHED, source="replayed")
-                if "__error__" not in result:
-                    time_us = 1e3 * float(result["time"])
-                    measured = Measurement(time_us, time_us, time_us)
-                    trial = Trial(config, Outcome.OK, measurement=measured, source="replayed")
-                search.tell(row, trial)
+                sampler.tell(row, None if "__error__" in result else (1e3 * float(result["time"]),))
         finally:
-            search.close()
+            sampler.close()
         return env
 
     def _run_strategy(

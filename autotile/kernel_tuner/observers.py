@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Trial
 from autotile.errors import InputError
-from autotile.kernel_tuner.translation import Check, restored_form
+from autotile.kernel_tuner.translation import Check, ScriptKernel, restored_form
 
 _OBSERVABLES = ("power_readings", "nvml_power", "nvml_energy", "core_freq", "mem_freq", "temperature", "gr_voltage")
 _UNSUPPORTED = {
@@ -185,19 +185,16 @@ class Observation:
         return found
 
     def output_check(
-        self,
-        arguments: Mapping[int, NDArray[Any]],
-        count: int,
-        answer: Sequence[Any] | None,
-        verify: Callable[..., Any] | None,
-        atol: float,
+        self, kernel: ScriptKernel, answer: Sequence[Any] | None, verify: Callable[..., Any] | None
     ) -> Check:
         """Return a check of what a kernel wrote, by observers of the output and a function.
 
-        The arguments are those that are arrays, by position, of ``count``. The function takes answer, outputs and, if
-        it has such a parameter, ``atol``, and returns whether the outputs are right.
+        The function takes answer, outputs and, if it has such a parameter, ``atol``, and returns whether the outputs
+        are right.
         """
-        options = {"atol": atol} if verify is not None and "atol" in inspect.signature(verify).parameters else {}
+        arguments, count = kernel.arrays, len(kernel.arguments)
+        takes_atol = verify is not None and "atol" in inspect.signature(verify).parameters
+        options = {"atol": kernel.atol} if takes_atol else {}
 
         def check(
             params: Mapping[str, Any], contents: Mapping[int, NDArray[Any]]

@@ -1,4 +1,4 @@
-"""A kernel of autotile from the arguments of Kernel Tuner's `tune_kernel` and `run_kernel`, and one launch of it."""
+"""A kernel of autotile from the arguments of Kernel Tuner's `tune_kernel` and `run_kernel`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import hashlib
 import io
 import math
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from numbers import Integral
 from pathlib import Path
@@ -20,21 +19,17 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.api.tunable import private_folder
-from autotile.core.device import DeviceProperties
 from autotile.core.documents import toml_text
-from autotile.core.dtypes import DTYPES, dtype_name, load_npy
-from autotile.core.model import Outcome, config_text
+from autotile.core.dtypes import DTYPES, dtype_name
 from autotile.core.text import plural
-from autotile.cuda.compiler import compile_job
-from autotile.cuda.driver import device_count, live_device
 from autotile.errors import InputError, SpecError, type_text
 from autotile.kernel.expressions import is_c_identifier, python_source
 from autotile.kernel.library import Inspection, Kernel, make_kernel
 from autotile.kernel.parser import parse_spec
-from autotile.kernel.problem import MAX_SIZE, resolve_problem
+from autotile.kernel.problem import MAX_SIZE
 from autotile.kernel.python_kernel import as_array
 from autotile.kernel.sources import OwnSources, global_functions, read_bytes, sources_with_options
-from autotile.kernel.spec import ConfigFunction, computed_values
+from autotile.kernel.spec import ConfigFunction
 from autotile.kernel_tuner.parameters import (
     ParameterCodec,
     Params,
@@ -44,13 +39,6 @@ from autotile.kernel_tuner.parameters import (
     restriction_rules,
 )
 from autotile.kernel_tuner.util import default_block_size_names
-from autotile.settings import read_settings
-from autotile.space.limits import check_config
-from autotile.tuning.backend import workload_of
-from autotile.tuning.options import TuneOptions
-from autotile.workers.compile_pool import compile_in_worker
-from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Entry, Time
 
 _GPU_LANGUAGES = ("CUDA", "CUPY", "NVCUDA", "PYCUDA")
 """Kernel Tuner's names of CUDA; autotile compiles all with NVRTC and launches with the driver."""
@@ -427,16 +415,18 @@ def nvrtc_options(options: Sequence[str]) -> tuple[str, ...]:
 
 def host_array(value: Any) -> NDArray[Any] | None:
     """Return an array of NumPy, CuPy or PyTorch as one of NumPy; None if the value is no array."""
-    return np.asarray(value.detach().cpu()) if _library(value) == "torch" else as_array(value)
+    return np.asarray(value.detach().cpu()) if library_name(value) == "torch" else as_array(value)
 
 
-def _library(value: Any) -> str:
+def library_name(value: Any) -> str:
+    """Return the name of the package that a value's class is of."""
     return type(value).__module__.partition(".")[0]
 
 
 def is_on_gpu(value: Any) -> bool:
     """Test for an array of CuPy, or a CUDA tensor of PyTorch, on which a kernel works in place."""
-    return bool(value.is_cuda) if _library(value) == "torch" else _library(value) == "cupy" and hasattr(value, "get")
+    library = library_name(value)
+    return bool(value.is_cuda) if library == "torch" else library == "cupy" and hasattr(value, "get")
 
 
 def restored_form(stored: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
@@ -502,69 +492,3 @@ def save_array(array: NDArray[Any]) -> str:
             path.unlink(missing_ok=True)
             raise InputError(f"cannot write an argument to {path.parent}: {error.strerror}; set TMPDIR") from None
     return path.name
-
-
-_COMPILE_DEADLINE_S = 120.0
-_RUN_DEADLINE_S = 300.0
-
-
-def checked_device(index: int, hint: str) -> DeviceProperties:
-    """Return a GPU by its CUDA index; an `InputError`, which ends with the hint, if there is none."""
-    if not 0 <= index < device_count():
-        raise InputError(f"there is no CUDA device {index} here, {hint}")
-    return live_device(index)
-
-
-def run_once(described: ScriptKernel, device_index: int) -> list[Any]:
-    """Launch the only configuration of a kernel once, in a process of its own, and return the arguments after it.
-
-    They are arrays of NumPy, those that a kernel cannot write as copies, and the others as they are. Arguments that are
-    arrays on a GPU get what the kernel wrote, as if it had been launched on them. Errors are those of `run_kernel`.
-    """
-    kernel = described.build()
-    device = checked_device(device_index, "and run_kernel needs one; see `autotile doctor`")
-    problem = resolve_problem(kernel.spec, {}, None, defaults=True)
-    config = dict(kernel.spec.default)
-    if reason := check_config(kernel.spec, config, problem, device):
-        raise InputError(f"{described.name} cannot run with {config_text(config)}: {reason}")
-    settings = read_settings()
-    job = compile_job(kernel, config, problem, device.architecture)
-    compiled = compile_in_worker(job, settings, _COMPILE_DEADLINE_S)
-    if compiled.cubin is None:
-        raise InputError(f"{described.name} does not compile: {compiled.reason}")
-    names = [buffer.name for buffer in kernel.spec.buffers if buffer.is_written]
-    with tempfile.TemporaryDirectory(dir=session_folder()) as folder:
-        workload = replace(
-            workload_of(kernel, problem, settings, TuneOptions(l2="hot", device_index=device_index)),
-            sample_limit_s=0.0,
-            captured=tuple(names),
-            capture_folder=folder,
-        )
-        computed = computed_values(kernel.spec.computed, config)
-        candidate = Candidate(config, str(compiled.cubin.path), compiled.cubin.symbols, computed)
-        gpu = Gpu(workload, _RUN_DEADLINE_S)
-        try:
-            (evaluation,) = gpu.run(Time((Entry(candidate),)))
-        finally:
-            gpu.close()
-        if evaluation.outcome is not Outcome.OK or not evaluation.captured:
-            raise InputError(f"{described.name} failed with {config_text(config)}: {evaluation.reason}")
-        contents = {name: load_npy(Path(evaluation.captured) / f"{name}.npy") for name in names}
-    returned: list[Any] = list(described.arguments)
-    for index, array in described.arrays.items():
-        stored = contents.get(kernel.spec.arguments[index].name)
-        returned[index] = array.copy() if stored is None else restored_form(stored, array)
-        target = described.arguments[index]
-        if not is_on_gpu(target) or returned[index].tobytes() == array.tobytes():
-            continue  # unchanged, it may be another argument, too
-        if _library(target) == "torch":
-            import torch
-
-            target.copy_(torch.from_numpy(returned[index]))
-        else:
-            import cupy
-
-            with target.device:
-                target[...] = cupy.asarray(returned[index])
-                cupy.cuda.get_current_stream().synchronize()  # whatever stream reads it
-    return returned

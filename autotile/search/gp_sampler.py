@@ -9,8 +9,6 @@ from functools import cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
 
 from autotile.search.gaussian_process import (
     Embedding,
@@ -26,7 +24,7 @@ from autotile.search.gaussian_process import (
     log_expected_improvement,
     one_blas_thread,
 )
-from autotile.search.row_sampler import RowSampler, rows_to_evaluate
+from autotile.search.row_sampler import Result, RowSampler, rows_to_evaluate
 from autotile.search.transfer import (
     Estimate,
     ExpectedSpeeds,
@@ -37,25 +35,12 @@ from autotile.search.transfer import (
 )
 from autotile.space.search_space import SearchSpace
 
-RELATIVE_ERROR = "relative_error"
-"""User attribute of a measured trial: standard error of its time over its time."""
-
 _FAILED_QUANTILE = 0.8
 """Quantile of the losses of successful trials that is the loss of a failed one: bad, but not so bad that its neighbours
 are avoided; the probability of success is predicted separately."""
 
 _SUM_SHARE = 0.05
 """Weight of the sum in the augmented Chebyshev scalarisation (Knowles, ParEGO, 2006)."""
-
-Result = tuple[float, ...] | None
-"""Values of a trial; None for a failure."""
-
-
-def result_of(trial: FrozenTrial) -> Result:
-    """Return the values of a finished trial; None if it failed."""
-    reached = trial.state is TrialState.COMPLETE and all(excess <= 0 for excess in trial.constraints.values())
-    return tuple(trial.values) if reached and np.isfinite(trial.values).all() else None
-
 
 Scores = tuple[Floats, NDArray[np.bool_], int, float | None]
 """The loss of each trial that ended and whether it failed, shape (trials,); the index of the best; `speed_of_loss`."""
@@ -270,7 +255,7 @@ class Surrogate:
                 self._points, groups = compiled_points(self._points, groups, self.features, observed)
             loss = losses(values, np.ones(values.shape[1]))
             ascending = np.argsort(loss, kind="stable")
-            residual = loss if self.prior is None else loss - self._prior_losses(observed, values, loss)
+            residual = loss - self._prior_losses(observed, values, loss)
             chosen = informative(ascending, _MAX_FITTED)
             self.parameters: Hyperparameters = fit(
                 self._points(observed[chosen]),
@@ -333,15 +318,12 @@ class Surrogate:
         by_index[:, ended] = loss_of_ended, failed - share, np.ones(len(ended))
         loss, failures, known = by_index[:, self._indices]
         targets = np.stack([loss, failures]) if share else loss[None]
-        prior = np.zeros(0)
-        if self.prior is not None:
-            rows = np.concatenate([history.rows[self._indices], self._rows])
-            prior = self._prior_losses(rows, history.values[: history.ended], loss_of_ended)
-            targets[0] -= prior[: len(self._indices)]
+        rows = np.concatenate([history.rows[self._indices], self._rows])
+        prior = self._prior_losses(rows, history.values[: history.ended], loss_of_ended)
+        targets[0] -= prior[: len(self._indices)]
         mean, deviation = self._process.predict(targets, known > 0)
         mean, deviation = mean[:, self._order], deviation[self._order]
-        if self.prior is not None:
-            mean[0] += prior[len(self._indices) :]
+        mean[0] += prior[len(self._indices) :]
         success = 1 - share - mean[1] if share else np.ones(len(self._rows))
         log_success = np.log(np.clip(success, _MIN_SUCCESS, 1.0))
         least = float(loss_of_ended[best])
@@ -366,8 +348,9 @@ class Surrogate:
         )
 
     def _prior_losses(self, rows: Rows, values: Floats, loss: Floats) -> Floats:
-        """Return the losses of rows that the prior predicts, given values and losses of the first trials that ended."""
-        assert self.prior is not None
+        """Return the prior's losses of rows, given values and losses of the first trials that ended; zeros without it."""
+        if self.prior is None:
+            return np.zeros(len(rows))
         ran = ~np.isnan(values[:, 0])
         tried = self.history.rows[self.history.order[: len(values)]]
         return self.prior.losses(rows, tried[ran], values[ran, 0], loss[ran])
@@ -452,8 +435,7 @@ class FeasibleGPSampler(RowSampler):
     All objectives are minimised, several with random weights for each proposal.
 
     It can also rank compiled candidates. A nominated row is not proposed again and begins no trial. It may be measured
-    later or never; its result is told, or a trial with the row is added to the study. Trials that were added to the
-    study are seen by `remaining`.
+    later, then it begins and is told, or never.
 
     Some proposals follow the prior, speeds expected from ``sources``, and learn from all trials. The others are those
     of a search without a prior, and depend only on each other's results, so that a prior that misleads costs no more
@@ -465,11 +447,12 @@ class FeasibleGPSampler(RowSampler):
         space: SearchSpace,
         seed: int,
         available: ArrayLike | None = None,
+        objectives: int = 1,
         *,
         sources: Sequence[Source] = (),
         estimate: Estimate | None = None,
     ) -> None:
-        super().__init__(space, seed, available)
+        super().__init__(space, seed, available, objectives)
         self._prior = transferred_speeds(space, sources) if sources else None
         self._estimate = estimated_speeds(space, estimate) if estimate is not None and self._prior is None else None
         self._embedding = Embedding(space.parameters)
@@ -477,14 +460,15 @@ class FeasibleGPSampler(RowSampler):
         """Coordinates of all rows of a small space, since looking them up is faster."""
         self._history = History()
         self._measured: dict[int, int] = {}
-        """Index in the history of each row that is being measured, whether or not it has a trial in the study."""
-        self._told: set[int] = set()
+        """Index in the history of each row that is being measured."""
+        self._selected: set[int] = set()
+        """Nominated rows whose trials began: further trials with them tell nothing."""
         self._unguided = self._history if self._prior is None else History()
         """The part of the history that proposals beside the prior depend on; all of it without a prior."""
         self._shared: dict[int, int] = {}
         """Index in that part by row, with a prior."""
-        self._apart: dict[int, tuple[Result, float] | None] = {}
-        """Other rows whose trials began, with result and relative standard error once these have ended."""
+        self._results: dict[int, tuple[Result, float] | None] = {}
+        """Rows whose trials began, with result and relative standard error once these have ended."""
         self._guided: set[int] = set()
         """Rows that were offered at a turn of the prior."""
         self._features: dict[int, Floats] = {}
@@ -498,10 +482,10 @@ class FeasibleGPSampler(RowSampler):
 
     def nominate(self, row: int | None = None) -> int:
         """Choose a free row to compile, or take note that ``row`` was chosen; return it."""
-        with self._lock, one_blas_thread():
+        with one_blas_thread():
             chosen = self._next(self._draws(len(self._offered))) if row is None else row
-            self.candidates.take(chosen)
-            self._offer(chosen)
+        self.candidates.take(chosen)
+        self._offer(chosen)
         return chosen
 
     def describe(self, row: int, features: Floats) -> None:
@@ -510,16 +494,22 @@ class FeasibleGPSampler(RowSampler):
 
     def begin(self, row: int) -> None:
         """Take note that a nominated row is being measured."""
-        with self._lock:
+        self._selected.add(row)
+        if row not in self._measured:
             self._record_begin(row)
 
-    def tell(self, row: int, result: Result, error: float) -> None:
-        """Learn the values of a nominated row, None for a failure, and the relative standard error of the first."""
-        with self._lock:
-            if row not in self._measured:
-                self._record_begin(row)
-            self._record_end(row, result, error)
-            self._told.add(row)
+    def tell(self, row: int, result: Result, error: float = 0.0) -> None:
+        """Learn the values of a row that is being measured, None for a failure, and the error of the first."""
+        if row not in self._measured:
+            return
+        self._results[row] = result, error
+        if row in self._shared:
+            self._unguided.end(self._shared[row], result, error)
+        self._history.end(self._measured.pop(row), result, error)
+
+    def withdraw(self, row: int) -> None:
+        """Take note that the result of a row cannot be known."""
+        self._measured.pop(row, None)
 
     def select(self, rows: Sequence[int]) -> int:
         """Choose the row to measure among compiled ones, the oldest nomination first, by resources as further features.
@@ -527,7 +517,7 @@ class FeasibleGPSampler(RowSampler):
         Several are chosen without a result in between, as many as GPUs are free. The model is updated once for all of
         them; what has compiled since is left for the next result.
         """
-        with self._lock, one_blas_thread():
+        with one_blas_thread():
             ended = self._history.ended
             guided = self._is_guided(ended)
             rows = [row for row in rows if (row in self._guided) is guided] or rows
@@ -547,20 +537,18 @@ class FeasibleGPSampler(RowSampler):
             ranking.count += 1
             return ranking.chosen
 
-    def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
-        """Return the sources that the prior ignores, as the results of the study contradict them."""
-        with self._lock:
-            self._observe(study)
-            return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
+    def misleading_sources(self) -> tuple[MisleadingSource, ...]:
+        """Return the sources that the prior ignores, as the results contradict them."""
+        return self._prior.misleading(*self._history.successes()) if self._prior is not None else ()
 
-    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
+    def _choose(self, rng: np.random.Generator) -> int:
         row = self._next(lambda: rng)
         self._offer(row)
-        self._adopt(study, number, row, rng)
+        self._record_begin(row)
         return row
 
-    def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        if row in self._told:
+    def _adopt(self, row: int, rng: np.random.Generator) -> None:
+        if row in self._selected:
             return
         if row not in self._offered:
             if self._prior is not None and self.candidates.remaining and not self._is_guided(len(self._offered)):
@@ -569,25 +557,11 @@ class FeasibleGPSampler(RowSampler):
         if row not in self._measured:
             self._record_begin(row)
 
-    def _learn(self, trial: FrozenTrial, row: int) -> None:
-        if trial.state is TrialState.FAIL:
-            self._measured.pop(row, None)
-        elif row in self._measured:
-            self._record_end(row, result_of(trial), trial.user_attrs.get(RELATIVE_ERROR, 0.0))
-
     def _record_begin(self, row: int) -> None:
-        if self._prior is not None and row in self._guided:
-            self._apart[row] = None
-        elif self._prior is not None:
+        self._results[row] = None
+        if self._prior is not None and row not in self._guided:
             self._shared[row] = self._unguided.begin(row)
         self._measured[row] = self._history.begin(row)
-
-    def _record_end(self, row: int, result: Result, error: float) -> None:
-        if row in self._shared:
-            self._unguided.end(self._shared[row], result, error)
-        elif self._prior is not None:
-            self._apart[row] = result, error
-        self._history.end(self._measured.pop(row), result, error)
 
     def _offer(self, row: int) -> None:
         """Take note of a row that was proposed or nominated; the turn, not its origin, decides whether it is guided."""
@@ -608,9 +582,9 @@ class FeasibleGPSampler(RowSampler):
             if row not in self._guided:
                 return row
             self._guided.remove(row)
-            if row in self._apart:  # its trial, if that has begun or ended
-                ended, self._shared[row] = self._apart.pop(row), self._unguided.begin(row)
-                if ended is not None:
+            if row in self._results:  # its trial, if that has begun or ended
+                self._shared[row] = self._unguided.begin(row)
+                if (ended := self._results[row]) is not None:
                     self._unguided.end(self._shared[row], *ended)
 
     def _propose(self, rng: Draws, turn: int, *, guided: bool) -> int:

@@ -231,6 +231,9 @@ _NAMED_SHARE = 0.05
 _MAX_NAMED = 3
 _MAX_FAVOURED = 3
 
+Side = Literal["above", "below"]
+_SIDES: Mapping[Side, int] = {"above": 1, "below": -1}
+
 _DERIVED: Mapping[str, tuple[Callable[[Trial], float | None], Callable[[float], str]]] = {
     "threads": (lambda t: t.geometry.threads if t.geometry is not None else None, "{:g} threads a block".format),
     "shared_bytes": (
@@ -255,7 +258,7 @@ class Threshold:
 
     quantity: str
     """Name of a parameter, or ``threads``, ``shared_bytes`` or ``occupancy``."""
-    side: Literal["above", "below"]
+    side: Side
     """Side of the value that the threshold excludes."""
     value: float
     """Extreme value among the best trials."""
@@ -337,12 +340,9 @@ def find_parameter_effects(space: SearchSpace, trials: Sequence[Trial]) -> Param
         if count < _MIN_BEST_TRIALS or any(reading is None or isinstance(reading, bool | str) for reading in readings):
             continue
         values = np.array(readings, np.float64)  # in the order of the times
-        sides: tuple[tuple[Literal["above", "below"], float], ...] = (
-            ("above", values[:count].max()),
-            ("below", values[:count].min()),
-        )
-        for side, value in sides:
-            beyond = times[values > value] if side == "above" else times[values < value]
+        for side, sign in _SIDES.items():
+            value = sign * (sign * values[:count]).max()
+            beyond = times[sign * values > sign * value]
             loss = float(beyond.min() / times[0] - 1) if len(beyond) else 0.0
             chance = math.prod((len(times) - len(beyond) - place) / (len(times) - place) for place in range(count))
             if len(beyond) >= _MIN_OTHER_TRIALS and loss >= _MIN_LOSS and chance <= _MAX_CHANCE:

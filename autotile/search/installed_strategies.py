@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from optuna.study import Study
-from optuna.trial import FrozenTrial
 
 from autotile.errors import InputError, WorkerError, WorkerTimeoutError
 from autotile.search.gaussian_process import positions
-from autotile.search.row_sampler import RowSampler
+from autotile.search.row_sampler import Result, RowSampler
 from autotile.space.search_space import SearchSpace
 from autotile.workers.child import Child
 
@@ -52,26 +50,26 @@ class KernelTunerSampler(RowSampler):
         space: SearchSpace,
         seed: int,
         available: ArrayLike | None = None,
+        objectives: int = 1,
         *,
         strategy: str,
         trials: int | None = None,
     ) -> None:
-        super().__init__(space, seed, available)
+        super().__init__(space, seed, available, objectives)
         self._strategy = strategy
         self._rows: NDArray[np.int64] = np.flatnonzero(self.candidates.free)
-        """Row of each configuration of the strategy, ascending."""
+        self._numbers = {row: number for number, row in enumerate(self._rows.tolist())}
+        """Row of each configuration of the strategy, ascending, and the number of that of each row."""
         self._evaluations = min(trials or len(self._rows), len(self._rows))
         self._times_ms: dict[int, float | None] = {}
-        """Time of each row that was tried; None for a failure."""
-        self._unsent: dict[int, float | None] = {}
-        """Times that the strategy has not received yet, by configuration, in milliseconds."""
+        """Time in milliseconds of each row that was tried; None for a failure."""
         self._wanted: deque[int] = deque()
         """Rows that the strategy waits for."""
         self._runs = 0
         self._fruitless_runs = 0
         self._has_asked = False
         """Whether the strategy ever asked for a row."""
-        self._is_running = self._has_space = False
+        self._is_running = False
         self._child: Child | None = self._start()
         """None after it has died."""
 
@@ -79,7 +77,7 @@ class KernelTunerSampler(RowSampler):
         """End the child process."""
         self._end_process()
 
-    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
+    def _choose(self, rng: np.random.Generator) -> int:
         while True:
             while self._wanted and self._wanted[0] in self._times_ms:
                 self._wanted.popleft()
@@ -91,9 +89,7 @@ class KernelTunerSampler(RowSampler):
             except WorkerError as error:
                 wanted, new, failure = [], 0, str(error)
                 self._end_process()
-                self._child, self._has_space = None, False
-                for tried in self._times_ms:  # a new process knows no times
-                    self._note_time(tried)
+                self._child = None
             self._is_running = bool(wanted)
             self._wanted = deque(self._rows[wanted].tolist())
             self._has_asked |= self._is_running or new > 0
@@ -112,20 +108,16 @@ class KernelTunerSampler(RowSampler):
             return self.candidates.nearest(self.candidates.space.codes[self._wanted[-1]], rng)
         return self.candidates.uniform(rng)
 
-    def _learn(self, trial: FrozenTrial, row: int) -> None:
-        time_us = trial.value
-        worked = all(violation <= 0 for violation in trial.constraints.values())
-        self._times_ms[row] = 1e-3 * time_us if worked and time_us is not None else None
-        self._note_time(row)
-
-    def _note_time(self, row: int) -> None:
-        index = int(np.searchsorted(self._rows, row))
-        if index < len(self._rows) and self._rows[index] == row:
-            self._unsent[index] = self._times_ms[row]
+    def tell(self, row: int, result: Result, error: float = 0.0) -> None:
+        """Take note of the time of a row."""
+        self._times_ms[row] = self._unsent[row] = 1e-3 * result[0] if result is not None else None
 
     def _start(self) -> Child:
         child = Child(_WORKER_MODULE)
         self._end_process = weakref.finalize(self, child.kill)
+        self._has_space = False
+        self._unsent = dict(self._times_ms)
+        """Times that the strategy has not received yet."""
         return child
 
     def _step(self) -> tuple[list[int], int, str]:
@@ -150,7 +142,8 @@ class KernelTunerSampler(RowSampler):
         if not self._is_running:
             seed = int(np.random.SeedSequence((self._seed, self._runs)).generate_state(1)[0])
             message = {"op": "run", "seed": seed, "evaluations": self._evaluations}
-        times, self._unsent = list(self._unsent.items()), {}
+        times = [(self._numbers[row], time_ms) for row, time_ms in self._unsent.items() if row in self._numbers]
+        self._unsent = {}
         try:
             reply = child.request({**message, "times_ms": times}, _MAX_SILENCE_S)
         except WorkerTimeoutError:

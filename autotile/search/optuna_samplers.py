@@ -1,24 +1,88 @@
-"""Optuna's samplers, restricted to the rows of a search space."""
+"""Optuna: its samplers, restricted to the rows of a search space, and trials as one of its studies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import optuna
 from numpy.typing import ArrayLike, NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import BaseGASampler, BaseSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import (
+    BaseGASampler,
+    BaseSampler,
+    CmaEsSampler,
+    GPSampler,
+    NSGAIISampler,
+    RandomSampler,
+    TPESampler,
+)
 from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
-from optuna.storages import InMemoryStorage
-from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.study import StudyDirection
+from optuna.trial import Trial, TrialState, create_trial
 
+from autotile.core import model
+from autotile.core.documents import attributes
+from autotile.core.model import OBJECTIVES, TIME, Value, objective_values
+from autotile.errors import InputError
+from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import positions
-from autotile.search.row_sampler import Candidates, RowSampler, quiet_optuna
+from autotile.search.row_sampler import Candidates, Result, RowSampler, relative_error
 from autotile.space.search_space import SearchSpace
+
+_quiet_lock = RLock()
+os.register_at_fork(before=_quiet_lock.acquire, after_in_parent=_quiet_lock.release, after_in_child=_quiet_lock.release)
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Suppress Optuna's log messages below errors, and two warnings; one thread at a time, as both are of the process.
+
+    They say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures by their values.
+    """
+    with _quiet_lock, warnings.catch_warnings():
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Constraints have been set", UserWarning)
+        try:
+            yield
+        finally:
+            optuna.logging.set_verbosity(before)
+
+
+FAILED = "failed"
+"""Constraint of every trial in a study: 1 (violated) if the candidate failed, else 0."""
+
+_VALUE_OF_FIRST_FAILURES = 1e6
+"""Value of a failure while nothing has been measured: one second in microseconds, longer than most kernels take."""
+
+
+def values_in_study(objectives: int = 1) -> Callable[[Result], Sequence[float]]:
+    """Return a function of results, in the order in which the trials end, that returns the values in a study.
+
+    Optuna's samplers ignore failed trials, so a failed candidate is a complete trial in a study: its values are twice
+    the worst so far, for samplers that use values only, and the constraint `FAILED` is violated, which keeps it out of
+    Optuna's best trial and among the bad trials in TPE.
+    """
+    worst = [0.0] * objectives
+
+    def values(result: Result) -> Sequence[float]:
+        if result is None:
+            return [2 * value or _VALUE_OF_FIRST_FAILURES for value in worst]
+        worst[:] = map(max, worst, result)
+        return result
+
+    return values
 
 
 class _Choices(CategoricalDistribution):
@@ -59,19 +123,22 @@ class FeasibleSampler(RowSampler):
         space: SearchSpace,
         seed: int,
         available: ArrayLike | None = None,
+        objectives: int = 1,
         *,
         inner: Callable[..., BaseSampler] | None = None,
         startup: int = 10,
         draws: int = 8,
         ordered: bool = False,
     ) -> None:
-        super().__init__(space, seed, available)
+        super().__init__(space, seed, available, objectives)
         self._inner, self._startup, self._draws = inner or partial(_tpe_over_rows, self.candidates), startup, draws
         self._storage = InMemoryStorage()
-        self._private: Study | None = None
-        """The private study."""
+        with quiet_optuna():
+            directions = [StudyDirection.MINIMIZE] * objectives
+            self._private = optuna.create_study(storage=self._storage, directions=directions, sampler=RandomSampler())
+        self._values = values_in_study(objectives)
         self._proxies: dict[int, Trial] = {}
-        """The open trials of the private study, by the number of the trial that each stands for."""
+        """The open trials of the private study, by the row of each."""
         self._axes: list[tuple[int, str, NDArray[np.int64], BaseDistribution]] = []
         """Index, name, integer of each code and distribution of each parameter with at least two values."""
         for index, parameter in enumerate(space.parameters):
@@ -84,8 +151,8 @@ class FeasibleSampler(RowSampler):
         self._ended = 0
         self._succeeded = 0
 
-    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        proxy = self._open_proxy(study, number, rng)
+    def _choose(self, rng: np.random.Generator) -> int:
+        proxy = self._open_proxy(rng)
         if self._ended < self._startup or not self._succeeded:
             row = self.candidates.uniform(rng)
         else:
@@ -99,36 +166,35 @@ class FeasibleSampler(RowSampler):
         self._set_row(proxy, row)
         return row
 
-    def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        self._set_row(self._open_proxy(study, number, rng), row)
+    def _adopt(self, row: int, rng: np.random.Generator) -> None:
+        self._set_row(self._open_proxy(rng), row)
 
-    def _learn(self, trial: FrozenTrial, row: int) -> None:
-        proxy = self._proxies.pop(trial.number)
-        for name, violation in trial.constraints.items():
-            proxy.set_constraint(name, violation)
+    def tell(self, row: int, result: Result, error: float = 0.0) -> None:
+        """Pass the values of a trial on to the wrapped samplers."""
+        proxy = self._proxies.pop(row)
+        proxy.set_constraint(FAILED, float(result is None))
         with quiet_optuna():
-            proxy.study.tell(proxy, trial.values if trial.state is TrialState.COMPLETE else None, trial.state)
-        if trial.state is not TrialState.FAIL:
-            self._ended += 1
-            self._succeeded += all(violation <= 0 for violation in trial.constraints.values())
+            self._private.tell(proxy, self._values(result))
+        self._ended += 1
+        self._succeeded += result is not None
 
-    def _open_proxy(self, study: Study, number: int, rng: np.random.Generator) -> Trial:
+    def withdraw(self, row: int) -> None:
+        """End a trial as a failed one of Optuna, which is ignored."""
+        with quiet_optuna():
+            self._private.tell(self._proxies.pop(row), state=TrialState.FAIL)
+
+    def _open_proxy(self, rng: np.random.Generator) -> Trial:
         """Open the proxy of a trial, for which a new wrapped sampler draws."""
-        private = self._private
         with quiet_optuna():
-            if private is None:
-                private = self._private = optuna.create_study(
-                    storage=self._storage, directions=study.directions, sampler=RandomSampler()
-                )
-            private.sampler = self._inner(seed=int(rng.integers(2**31)))
-        proxy = self._proxies[number] = private.ask()
-        if isinstance(private.sampler, _KEEPS_STATE_IN_TRIALS):
+            self._private.sampler = self._inner(seed=int(rng.integers(2**31)))
+        proxy = self._private.ask()
+        if isinstance(self._private.sampler, _KEEPS_STATE_IN_TRIALS):
             self._draw(proxy)
         return proxy
 
     def _draw(self, proxy: Trial) -> NDArray[np.int64]:
         """Draw codes for an open proxy, shape (parameters,)."""
-        study, trial = proxy.study, self._storage.get_trial(proxy._trial_id)
+        study, trial = self._private, self._storage.get_trial(proxy._trial_id)
         inner = study.sampler
         drawn = inner.sample_relative(study, trial, inner.infer_relative_search_space(study, trial))
         codes = np.zeros(len(self.candidates.space.parameters), np.int64)
@@ -139,6 +205,7 @@ class FeasibleSampler(RowSampler):
         return codes
 
     def _set_row(self, proxy: Trial, row: int) -> None:
+        self._proxies[row] = proxy
         codes = self.candidates.space.codes[row]
         for index, name, ordinals, distribution in self._axes:
             self._storage.set_trial_param(proxy._trial_id, name, float(ordinals[codes[index]]), distribution)
@@ -179,3 +246,99 @@ def _tpe_over_rows(candidates: Candidates, seed: int) -> TPESampler:
     estimator: Any = partial(RowEstimator, candidates=candidates)
     sampler._parzen_estimator_cls = estimator  # Optuna's hook for another one
     return sampler
+
+
+_POPULATION = 20
+"""Trials of one generation: ten generations in 200 trials."""
+
+tpe = partial(FeasibleSampler, draws=2)  # each is a whole batch
+_gp = partial(GPSampler, n_startup_trials=1, warn_independent_sampling=False)
+gp = partial(FeasibleSampler, inner=_gp, draws=1, ordered=True)  # a second draw would find the same maximum
+_cmaes = partial(CmaEsSampler, warn_independent_sampling=False)
+cmaes = partial(FeasibleSampler, inner=_cmaes, startup=1, ordered=True)
+_nsga2 = partial(NSGAIISampler, population_size=_POPULATION)
+nsga2 = partial(FeasibleSampler, inner=_nsga2, startup=_POPULATION)
+
+
+def attributes_of(trial: model.Trial) -> dict[str, str | int | float]:
+    """Return the user attributes of a trial, which Optuna's tables and dashboard show."""
+    shown: dict[str, str | int | float] = {"outcome": str(trial.outcome), "source": trial.source}
+    if trial.reason:
+        shown |= {"reason": trial.reason, "stage": trial.stage}
+    parts: tuple[tuple[object, tuple[str, ...]], ...] = (
+        (trial.geometry, ("threads", "dynamic_smem_bytes")),
+        (trial.resources, ("registers", "spill_bytes", "static_smem_bytes")),
+        (trial.occupancy, ("occupancy", "blocks_per_sm")),
+        (trial.measurement, ("low_us", "high_us")),
+    )
+    for part, names in parts:
+        if part is not None:
+            shown |= attributes(part, *names)
+    if trial.occupancy is not None:
+        shown["limited_by"] = ", ".join(trial.occupancy.limited_by)
+    if trial.measurement is not None:
+        shown["relative_error"] = relative_error(trial)
+    return shown
+
+
+def study_of_trials(
+    parameters: Sequence[Parameter],
+    trials: Iterable[model.Trial],
+    name: str | None = None,
+    storage: BaseStorage | None = None,
+) -> optuna.Study:
+    """Build a study from stored trials, oldest first, for Optuna's plots and tools.
+
+    It minimises the time in microseconds. Values of the parameters that occur only in the trials are added. Without a
+    name, Optuna chooses one; without a storage, it is in memory.
+    """
+    kept = list(trials)
+    choices: dict[str, dict[Value, None]] = {each.name: dict.fromkeys(each.values) for each in parameters}
+    for trial in kept:
+        for parameter, value in trial.config.items():
+            choices.setdefault(parameter, {})[value] = None
+    distributions = {parameter: CategoricalDistribution(tuple(each)) for parameter, each in choices.items()}
+    values_of = values_in_study()
+    with quiet_optuna():
+        study = optuna.create_study(study_name=name, storage=storage)
+        study.set_metric_names([OBJECTIVES[TIME]])
+        for trial in kept:
+            result, is_known = objective_values(trial, [TIME]), trial.outcome.is_finding
+            study.add_trial(
+                create_trial(
+                    state=TrialState.COMPLETE if is_known else TrialState.FAIL,
+                    values=values_of(result) if is_known else None,
+                    params=dict(trial.config),
+                    distributions={each: distributions[each] for each in trial.config},
+                    user_attrs=attributes_of(trial),
+                    constraints={FAILED: float(result is None)},
+                )
+            )
+    return study
+
+
+def write_study(path: Path, parameters: Sequence[Parameter], trials: Iterable[model.Trial], name: str) -> None:
+    """Write trials to an SQLite file as a study, for ``optuna-dashboard`` and `optuna.load_study`.
+
+    The file is created if it does not exist, else the study is added to it. Raise `InputError` if the file is not an
+    Optuna storage, cannot be written, or holds a study of that name.
+    """
+    from optuna.storages import RDBStorage
+    from sqlalchemy import URL, NullPool
+    from sqlalchemy.exc import DatabaseError
+
+    url = URL.create("sqlite", database=str(path)).render_as_string()
+    try:
+        with quiet_optuna():
+            # without a pool, no connection stays open if Optuna's constructor rejects the file
+            storage = RDBStorage(url, engine_kwargs={"poolclass": NullPool})
+        try:
+            study_of_trials(parameters, trials, name, storage)
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    except optuna.exceptions.DuplicatedStudyError as error:
+        raise InputError(f"{path} holds a study named {name!r} already; name another file") from error
+    except (DatabaseError, RuntimeError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise InputError(f"{path} cannot be written as an Optuna storage: {cause}; name another file") from error

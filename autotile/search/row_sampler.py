@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
-import optuna
 from numpy.typing import ArrayLike, NDArray
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler
-from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
 
+from autotile.core.model import Trial
 from autotile.errors import InputError
-from autotile.kernel.spec import Parameter
 from autotile.search.gaussian_process import Rows, one_blas_thread, positions
 from autotile.space.enumeration import rank
 from autotile.space.search_space import SearchSpace
 
 if TYPE_CHECKING:
     from autotile.search.transfer import MisleadingSource
-
-
-_quiet_lock = RLock()
-os.register_at_fork(before=_quiet_lock.acquire, after_in_parent=_quiet_lock.release, after_in_child=_quiet_lock.release)
-
-
-@contextmanager
-def quiet_optuna() -> Iterator[None]:
-    """Suppress Optuna's log messages below errors, and two warnings; one thread at a time, as both are of the process.
-
-    They say that a feature is experimental, and that CMA-ES ignores constraints; it learns of failures by their values.
-    """
-    with _quiet_lock, warnings.catch_warnings():
-        before = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        warnings.filterwarnings("ignore", "Constraints have been set", UserWarning)
-        try:
-            yield
-        finally:
-            optuna.logging.set_verbosity(before)
-
-
-def distributions_of(parameters: Iterable[Parameter]) -> dict[str, CategoricalDistribution]:
-    """Return the values of each parameter as choices, which Optuna's plots show."""
-    return {parameter.name: CategoricalDistribution(parameter.values) for parameter in parameters}
-
 
 _DISTANCE_TOLERANCE = 1e-5
 """Rounding error of a distance, a sum of float32 fractions between 0 and 1."""
@@ -171,110 +135,90 @@ def rows_to_evaluate(candidates: Candidates, best: Rows, tried: Rows, rng: np.ra
     return np.flatnonzero(evaluated)
 
 
-class RowSampler(BaseSampler):
-    """An Optuna sampler that proposes rows of a search space, each at most once.
+Result = tuple[float, ...] | None
+"""Values of a trial, which are minimised; None for a failure."""
+
+
+_COVERAGE = 0.95
+_MIN_SAMPLES_OF_COVERAGE = 6
+"""Coverage of an interval of a median with at least six samples, see `autotile.core.statistics.median_interval`."""
+
+
+def relative_error(trial: Trial) -> float:
+    """Return the standard error of a median over the median, from the width of its interval; 0 without a measurement.
+
+    With fewer than six samples, the interval spans all of them and covers the median with a probability of
+    ``1 - 2 ** (1 - n)`` instead of 95 %.
+    """
+    measurement = trial.measurement
+    if measurement is None:
+        return 0.0
+    samples = len(measurement.samples_us)
+    coverage = 1 - 2.0 ** (1 - samples) if 1 < samples < _MIN_SAMPLES_OF_COVERAGE else _COVERAGE
+    deviations = NormalDist().inv_cdf((1 + coverage) / 2)
+    return (measurement.high_us - measurement.low_us) / (2 * deviations * measurement.time_us)
+
+
+class RowSampler:
+    """Proposes rows of a search space, each at most once.
 
     Rows are drawn uniformly from the free ones, or ``in_order`` from the first to the last; a subclass chooses them.
 
-    Proposals depend only on the seed and the study's trials: a study that is rebuilt from its finished trials continues
-    as the original would have. One instance serves one study, which suggests the parameters with `distributions_of`,
-    and whose loop ends when no row is left. ``available`` is a mask over the rows, shape (rows,); None for all. Raise
-    `InputError` if the seed is negative.
+    Proposals depend only on the seed, the rows of the trials and what was told of them, and the order of all this: a
+    sampler that is made anew, and given the same, continues as the first one would have. ``available`` is a mask over
+    the rows, shape (rows,); None for all. Raise `InputError` if the seed is negative.
     """
 
     expected_gain: float | None = None
     """Relative gain of the best speed that was expected of the last proposal, 0.01 for 1 %; None without a model."""
 
     def __init__(
-        self, space: SearchSpace, seed: int, available: ArrayLike | None = None, *, in_order: bool = False
+        self,
+        space: SearchSpace,
+        seed: int,
+        available: ArrayLike | None = None,
+        objectives: int = 1,
+        *,
+        in_order: bool = False,
     ) -> None:
         if seed < 0:
             raise InputError(f"the seed is {seed}, expected 0 or more")
         self.candidates = Candidates(space, available)
-        self._distributions = distributions_of(space.parameters)
-        self._seed, self._in_order = seed, in_order
-        self._lock = Lock()
-        self._objectives = 1
-        """Number of objectives of the study."""
+        self._seed, self._objectives, self._in_order = seed, objectives, in_order
         self._begun = 0
-        self._seen = 0
-        self._open: dict[int, int | None] = {}
-        """Rows of the trials that were running when last seen; None while not all parameters of a trial are set."""
 
-    def _choose(self, study: Study, number: int, rng: np.random.Generator) -> int:
-        """Choose a free row for the trial of that number."""
+    def propose(self, row: int | None = None) -> int:
+        """Choose one of the free rows for a trial that begins, or take note that ``row`` was chosen; return it."""
+        rng = np.random.default_rng((self._seed, self._begun))
+        with one_blas_thread():
+            if row is None:
+                row = self._choose(rng)
+            else:
+                self._adopt(row, rng)
+        self.candidates.take(row)
+        self._begun += 1
+        return row
+
+    def _choose(self, rng: np.random.Generator) -> int:
+        """Choose a free row for the trial that begins."""
         return int(np.argmax(self.candidates.free)) if self._in_order else self.candidates.uniform(rng)
 
-    def _adopt(self, study: Study, number: int, row: int, rng: np.random.Generator) -> None:
-        """Take note of a trial whose row was chosen elsewhere."""
+    def _adopt(self, row: int, rng: np.random.Generator) -> None:
+        """Take note of a trial that begins with a row that was chosen elsewhere."""
 
-    def _learn(self, trial: FrozenTrial, row: int) -> None:
-        """Learn from a finished trial, of a row of this space."""
+    def tell(self, row: int, result: Result, error: float = 0.0) -> None:
+        """Learn the result of a trial, and the relative standard error of its first value, 0 if it is not known."""
+
+    def withdraw(self, row: int) -> None:
+        """Take note that the result of a trial cannot be known."""
+        self.tell(row, None)
 
     def close(self) -> None:
         """Release the resources of the sampler, which is not used again."""
 
-    def misleading_sources(self, study: Study) -> tuple[MisleadingSource, ...]:
+    def misleading_sources(self) -> tuple[MisleadingSource, ...]:
         """Return the other studies that it ignores, as the results of this study contradict them."""
         return ()
 
-    def remaining(self, study: Study) -> int:
-        """Return the number of rows that can still be proposed in a study."""
-        with self._lock:
-            self._observe(study)
-            return self.candidates.remaining
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return all parameters of the space: a configuration is chosen as a whole."""
-        return dict(self._distributions)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Choose a row; `InputError` if none is left."""
-        with self._lock, one_blas_thread():
-            self._observe(study, trial.number)
-            if not self.candidates.remaining:
-                raise InputError("every configuration of the space was tried; there is nothing left to propose")
-            row = self._choose(study, trial.number, np.random.default_rng((self._seed, self._begun)))
-            self._begin(trial.number, row)
-        return self.candidates.space.config(row)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Raise `InputError`, as the space does not have the parameter."""
-        known = ", ".join(self._distributions)
-        raise InputError(f"{param_name!r} is not a parameter of the space, which has {known}")
-
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Learn from the trials that ended before, in their order; end the study's loop when no row is left."""
-        if not self.remaining(study):
-            with suppress(RuntimeError):  # raised outside `optimize`, where trials are asked and told
-                study.stop()
-
-    def _observe(self, study: Study, current: int | None = None) -> None:
-        """Take note of the trials that began or ended since the last call."""
-        self._objectives = len(study.directions)
-        trials = study.get_trials(deepcopy=False)
-        known = [n for n, row in self._open.items() if row is None or trials[n].state is not TrialState.RUNNING]
-        for number in [*known, *range(self._seen, len(trials))]:
-            if number == current:
-                continue
-            trial, row = trials[number], self._open.pop(number, None)
-            if row is None:
-                row = self.candidates.space.row_of(trial.params)
-                if row is not None:
-                    self._adopt(study, number, row, np.random.default_rng((self._seed, self._begun)))
-                    self._begin(number, row)
-            if not trial.state.is_finished():
-                self._open[number] = row
-            elif row is not None:
-                self._open.pop(number, None)
-                self._learn(trial, row)
-        self._seen = len(trials)
-
-    def _begin(self, number: int, row: int) -> None:
-        self.candidates.take(row)
-        self._open[number] = row
-        self._begun += 1
+in_order = partial(RowSampler, in_order=True)

@@ -6,9 +6,9 @@ made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +22,6 @@ from autotile.core.model import TIME
 from autotile.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from optuna.samplers import BaseSampler
-
     from autotile.search.row_sampler import RowSampler
     from autotile.space.search_space import SearchSpace
 
@@ -60,8 +58,6 @@ _UNINFORMED = 6
 """Measurements before a model chooses; candidates proposed by then are proposed without one."""
 _MAX_WAITING = 128
 """Compiled candidates that wait at most: each adds to the cost of every choice, and old ones are rarely chosen."""
-_POPULATION = 20
-"""Trials of one generation: ten generations in 200 trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +126,9 @@ def _nominated(lookahead: Lookahead, size: int) -> list[int]:
 class SamplerEntry:
     """A sampler and its traits.
 
-    ``kind`` is its class with the module of this package, and ``options`` are arguments of the class besides space,
-    seed and available rows. Of ``sources``, ``trials`` and ``estimate`` of a search, it takes those in ``takes``.
+    ``kind`` is what makes it, with the module of this package, and ``options`` are arguments of that besides space,
+    seed, available rows and number of objectives. Of ``sources``, ``trials`` and ``estimate`` of a search, it takes
+    those in ``takes``.
 
     ``lookahead`` ranks only with a sampler that has the methods of `autotile.search.gp_sampler.FeasibleGPSampler`. By
     the gain of proposals that one predicts, ``--until`` stops. One that takes sources learns from trials of other
@@ -158,22 +155,14 @@ class SamplerEntry:
         """First of the packages that is not installed; None if all are."""
         return next((package for package in self.packages if find_spec(package[0]) is None), None)
 
-    def make(self, space: SearchSpace, seed: int, available: ArrayLike | None, **given: Any) -> RowSampler:
+    def make(
+        self, space: SearchSpace, seed: int, available: ArrayLike | None = None, objectives: int = 1, **given: Any
+    ) -> RowSampler:
         """Make the sampler with what it takes of what is given; its module is imported now."""
-        module, _, name = self.kind.partition(".")
-        kind: type[RowSampler] = getattr(import_module(f"autotile.search.{module}"), name)
-        return kind(space, seed, available, **self.options, **{each: given[each] for each in self.takes})
-
-
-def _optuna(name: str, **arguments: Any) -> BaseSampler:
-    from optuna import samplers
-
-    made: BaseSampler = getattr(samplers, name)(**arguments)
-    return made
-
-
-_QUIET = {"warn_independent_sampling": False}
-_WRAPPER, _BASELINE = "optuna_samplers.FeasibleSampler", "row_sampler.RowSampler"
+        module, _, of_module = self.kind.partition(".")
+        kind: Callable[..., RowSampler] = getattr(import_module(f"autotile.search.{module}"), of_module)
+        taken = {name: value for name, value in given.items() if name in self.takes}
+        return kind(space, seed, available, objectives, **self.options, **taken)
 
 
 SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
@@ -186,34 +175,23 @@ SAMPLERS: Mapping[str, SamplerEntry] = MappingProxyType(
             predicts_gain=True,
         ),
         "tpe": SamplerEntry(
-            "tree-structured Parzen estimator: models where the fast configurations lie",
-            _WRAPPER,
-            {"draws": 2},  # each is a whole batch, see `autotile.search.optuna_samplers.RowEstimator`
+            "tree-structured Parzen estimator: models where the fast configurations lie", "optuna_samplers.tpe"
         ),
         "gp": SamplerEntry(
-            "Optuna's Gaussian process: slow proposals",
-            _WRAPPER,
-            # a second draw would find the same maximum of the same model
-            {"inner": partial(_optuna, "GPSampler", n_startup_trials=1, **_QUIET), "draws": 1, "ordered": True},
-            packages=(("torch", "torch", "torch"),),
+            "Optuna's Gaussian process: slow proposals", "optuna_samplers.gp", packages=(("torch", "torch", "torch"),)
         ),
         "cmaes": SamplerEntry(
             "CMA-ES: an evolution strategy over the order of the values",
-            _WRAPPER,
-            {"inner": partial(_optuna, "CmaEsSampler", **_QUIET), "startup": 1, "ordered": True},
+            "optuna_samplers.cmaes",
             multi_objective=False,
             packages=(("cmaes", "cmaes", "cmaes"),),
         ),
         "nsga2": SamplerEntry(
-            "genetic algorithm: crosses and mutates the best configurations",
-            _WRAPPER,
-            {"inner": partial(_optuna, "NSGAIISampler", population_size=_POPULATION), "startup": _POPULATION},
+            "genetic algorithm: crosses and mutates the best configurations", "optuna_samplers.nsga2"
         ),
-        "random": SamplerEntry(
-            "uniform over the configurations that are left", _BASELINE, {"in_order": False}, learns=False
-        ),
+        "random": SamplerEntry("uniform over the configurations that are left", "row_sampler.RowSampler", learns=False),
         BRUTE_FORCE: SamplerEntry(
-            "every configuration, in order", _BASELINE, {"in_order": True}, learns=False, exhaustive=True
+            "every configuration, in order", "row_sampler.in_order", learns=False, exhaustive=True
         ),
     }
 )

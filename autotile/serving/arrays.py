@@ -195,44 +195,38 @@ _cupy_library = lru_cache(CupyLibrary)
 torch_library = lru_cache(TorchLibrary)
 
 
-def as_cupy(array: Any, name: str) -> Any:
+def as_cupy(array: Any, name: str, kind: str | None = None) -> Any:
     """Return a CuPy view of an array, without copying; messages call it ``name``.
 
-    Raise `ArgumentError` if the object has neither ``__cuda_array_interface__`` nor ``__dlpack__``, or is not on a CUDA
-    device.
+    Of an element type that NumPy does not have, it is of the bits that autotile stores: libraries export bfloat16 and
+    8-bit floats either as dtypes of their own or as untyped bytes. ``kind`` is the type that is expected; None for the
+    array's own. Raise `ArgumentError` if the object has neither ``__cuda_array_interface__`` nor ``__dlpack__``, or is
+    not on a CUDA device.
     """
-    cupy = load_cupy()
-    if isinstance(array, cupy.ndarray):
-        return array
-    torch = sys.modules.get("torch")
+    cupy, torch = load_cupy(), sys.modules.get("torch")
+    exported, view = array, None
     if torch is not None and isinstance(array, torch.Tensor):
-        array = array.detach()  # PyTorch does not export a tensor that requires gradients
+        exported = array.detach()  # PyTorch does not export a tensor that requires gradients
         if str(array.dtype).startswith("torch.float8"):  # nor one of these types
-            array = array.view(torch.uint8)
+            exported = exported.view(torch.uint8)
     try:
-        if hasattr(array, "__cuda_array_interface__"):
-            return cupy.asarray(array)
-        if hasattr(array, "__dlpack__"):
-            return cupy.from_dlpack(array)
+        if isinstance(array, cupy.ndarray):
+            view = array
+        elif hasattr(exported, "__cuda_array_interface__"):
+            view = cupy.asarray(exported)
+        elif hasattr(exported, "__dlpack__"):
+            view = cupy.from_dlpack(exported)
     except (RuntimeError, TypeError, ValueError, BufferError, AttributeError) as error:
         reason = error if getattr(array, "is_cuda", True) else f"it is on the {array.device}; .cuda() moves it"
         raise ArgumentError(f"{name}: this {type(array).__name__} cannot be used on the GPU: {reason}") from None
-    raise ArgumentError(
-        f"{name}: expected an array on the GPU (CuPy, PyTorch, JAX, Numba, or anything with __cuda_array_interface__ "
-        f"or DLPack), got {type(array).__name__}; cupy.asarray moves a NumPy array there"
-    )
-
-
-def as_bits(view: Any, element_type: str) -> Any:
-    """Return a CuPy array of a type that NumPy does not have as the bits that autotile stores; any other unchanged.
-
-    Libraries export bfloat16 and 8-bit floats either as dtypes of their own or as untyped bytes.
-    """
-    dtype = DTYPES[element_type]
+    if view is None:
+        raise ArgumentError(
+            f"{name}: expected an array on the GPU (CuPy, PyTorch, JAX, Numba, or anything with "
+            f"__cuda_array_interface__ or DLPack), got {type(array).__name__}; cupy.asarray moves a NumPy array there"
+        )
+    dtype = DTYPES[kind or element_type(array, name)]
     is_untyped = view.dtype.kind == "V" and view.dtype.itemsize == dtype.component_bytes
-    if is_untyped and dtype.component.name != dtype.storage:
-        return view.view(dtype.storage)
-    return view
+    return view.view(dtype.storage) if is_untyped and dtype.component.name != dtype.storage else view
 
 
 def element_type(array: Any, name: str) -> str:
@@ -383,7 +377,7 @@ class CallArrays:
 
     def _checked(self, buffer: BufferArgument, array: Any) -> Any:
         name, shape, element_type = buffer.name, self.shapes[buffer.name], self._element_types[buffer.name]
-        view, dtype = as_bits(as_cupy(array, name), element_type), np.dtype(DTYPES[element_type].storage)
+        view, dtype = as_cupy(array, name, element_type), np.dtype(DTYPES[element_type].storage)
         if view.shape != shape and (1,) * (len(shape) - view.ndim) + view.shape != shape:
             with_values = " ".join(f"{name}={value}" for name, value in self._shaping.items())
             served = f" with {with_values}; see the kernel's attribute shapes" if with_values else ""

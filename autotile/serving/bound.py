@@ -382,9 +382,9 @@ class BoundKernel:
         return True
 
     @property
-    def has_graphs(self) -> bool:
-        """Whether CUDA graphs launch most of the latest calls of a library by addresses, or few were made."""
-        return self._launcher is None or self._launcher.balance > 0
+    def is_direct(self) -> bool:
+        """Whether launches by addresses leave out a library's work on the host, as far as is known."""
+        return self._launcher is None or self._launcher.is_direct
 
     def count_call(self) -> None:
         """Count a call, also one that a program makes to the library itself."""

@@ -171,7 +171,7 @@ class Dispatcher:
         if self._products is None:
             from autotile.serving.operations import Products
 
-            self._products = Products(MAX_SERVED, self.serve_operation, self.is_current, self.may_defer)
+            self._products = Products(MAX_SERVED, self.serve_product, self.is_current, self.may_defer)
         return self._products
 
     def may_defer(self, options: MatmulOptions) -> bool:
@@ -365,27 +365,21 @@ class Dispatcher:
         """Return the operation that a name, or a file as it is now, denotes; None if that is a kernel."""
         return named_operation(name, checks=False) if is_path(name) else self._named_operation(name)
 
-    def serve_operation(
-        self,
-        operation: str,
-        sizes: Mapping[str, int],
-        dtype: str,
-        *,
-        device: int | str | None = None,
-        database: str | Path | None = None,
-        library: bool = True,
-        numerics: Numerics | None = None,
-        race: bool = False,
-        wait: bool = False,
+    def serve_product(
+        self, sizes: Mapping[str, int], dtype: str, options: MatmulOptions, device: int | str | None = None
     ) -> BoundKernel:
-        """Return the kernel that `get_best_kernel` serves for an operation, also if a kernel has its name."""
+        """Return the kernel or library for the operation ``matmul``, also if a kernel has its name.
+
+        The sizes are with its flags and conditions; those that the options state count in them only.
+        """
         place = self.current_device() if device is None else device
-        key = ("operation", operation, dtype, place, database, library, numerics, race, wait, *sizes, *sizes.values())
+        _, _, library, numerics, race, wait, database = options
+        key = ("a product", dtype, place, database, library, numerics, race, wait, *sizes, *sizes.values())
         served = self.served.get(key) or self.served.recall(key)
         if served is None:
             _check_numerics(numerics)
             location = self.location(database)
-            lookup = Lookup(operation, sizes, dtype, place, location, self._bundle, library, numerics, race, wait, True)
+            lookup = Lookup("matmul", sizes, dtype, place, location, self._bundle, library, numerics, race, wait, True)
             served = self._keep(key, self.find(lookup), lookup)
         self._note(served)
         return served

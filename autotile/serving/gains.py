@@ -17,21 +17,19 @@ from autotile.serving.arrays import VECTOR_BYTES
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Choice
 from autotile.serving.dispatcher import default_dispatcher
+from autotile.serving.operations import MatmulOptions
 
 _LEAD = 0.03
 """Part of the library's time by which a product must be expected to be faster: timings vary by a percent or two."""
 _LAUNCH_US = 2.0
 """Time of a further kernel beside its memory traffic."""
-QUEUED_US, LEAST_QUEUED_US = 80.0, 20.0
+_QUEUED_US = 80.0
 """Host time that an eager model takes for each of its products, with what it computes between them: 32 us of a chain of
-layers, 54 to 95 us of transformers; and less than that of any. The GPU waits for the host where a product runs for
-less."""
-_LAUNCH_HOST_US, _STEP_US, _BIAS_US, _RECORDED_US = 8.0, 18.0, 10.0, 130.0
-"""Host times, beyond those of PyTorch's product, of a launch, a further launch, the addition of a bias and autograd's
-record in Python; measured in `benchmarks/models.py`, as the one above, with PyTorch 2.11 on an H100 host."""
-
-_CALL_HOST_US = 12.0
-"""Host time of PyTorch's own product, which shows in a shorter one; measured as the ones above, on an H200's host."""
+layers, 54 to 95 us of transformers."""
+WRAPPED_US, RECORDED_US, _STEP_US, _BIAS_US = 8.0, 138.0, 18.0, 10.0
+"""Host times, beyond those of PyTorch's product, of a launch by a graph of ``torch.compile`` and of one that autograd
+records in Python, and of a further launch and the addition of a bias in such; measured in `benchmarks/models.py`, as
+the one above, with PyTorch 2.11 on an H100 host."""
 
 
 def find_product(
@@ -60,7 +58,7 @@ def find_product(
         if not keeps:
             location = default_dispatcher.location(None)
             return default_dispatcher.find_best_kernel("matmul", dtype, device, location, sizes, library=library)
-        return default_dispatcher.serve_operation("matmul", sizes, dtype, device=device, library=library, wait=wait)
+        return default_dispatcher.serve_product(sizes, dtype, MatmulOptions(library=library, wait=wait), device)
     except AutotileError:
         return None
 
@@ -90,8 +88,9 @@ class Gain:
 
     ``bias_us`` is what it takes to add a bias afterwards, which the library does as it stores the product; ``launches``
     the number of kernels of the choice, 0 for the library. ``is_short`` tells whether the host's part of the program's
-    own call of the library shows: the library takes less time, of matrices whose rows are aligned. Of others, PyTorch's
-    call, which may round parts of sums, may take less time: 156 us in place of 193 for 2047 x 2049 x 2050 in bfloat16.
+    own call of the library may show: the library takes less time than the host takes for a product and what surrounds
+    it, of matrices whose rows are aligned. Of others, PyTorch's call, which may round parts of sums, may take less
+    time: 156 us in place of 193 for 2047 x 2049 x 2050 in bfloat16.
     """
 
     choice: Choice
@@ -120,7 +119,7 @@ class Gain:
         if operation is not None:
             element_bytes = DTYPES[operation.dtype].component_bytes
             row_bytes = element_bytes * math.gcd(*GemmLayout.of(operation.sizes, operation.dtype).leading)
-            is_short = library_us is not None and library_us < _CALL_HOST_US and not row_bytes % VECTOR_BYTES
+            is_short = library_us is not None and library_us < _QUEUED_US and not row_bytes % VECTOR_BYTES
             count = operation.sizes["M"] * operation.sizes["N"] * operation.sizes["BATCH"]
             size_bytes = 2 * count * element_bytes  # read and written
             bias_us = _LAUNCH_US + 1e6 * size_bytes / served.device.memory_bandwidth_bytes_per_s
@@ -139,14 +138,12 @@ class Gain:
         added = self.bias_us if bias and self.launches else 0.0
         return None if self.time_us is None else self.time_us + added
 
-    def is_worthwhile(
-        self, *, bias: bool = False, recorded: bool = False, in_graph: bool = False, queued_us: float = QUEUED_US
-    ) -> bool:
+    def is_worthwhile(self, *, bias: bool = False, host_us: float = 0.0) -> bool:
         """Whether a launch of the choice is known, or expected, to be faster than the program's call of the library.
 
-        The host must not take longer for it, with ``queued_us`` for what surrounds it, than the library computes, since
-        the GPU then waits. ``recorded``: autograd records the product. ``in_graph``: a CUDA graph launches it, which
-        costs no host time. A choice that is pinned is always launched, as all ranks must compute alike.
+        Where its host time is longer by ``host_us``, it must not be longer, with what surrounds a product, than the
+        library computes, since the GPU then waits. A choice that is pinned is always launched, as all ranks must
+        compute alike.
         """
         if not self.launches:
             return False
@@ -155,5 +152,6 @@ class Gain:
         time_us = self.total_us(bias=bias)
         if time_us is None or self.library_us is None or time_us > (1.0 - _LEAD) * self.library_us:
             return False
-        host_us = _LAUNCH_HOST_US + _STEP_US * (self.launches - 1) + _BIAS_US * bias + _RECORDED_US * recorded
-        return in_graph or queued_us + host_us <= (1.0 - _LEAD) * self.library_us
+        if host_us:
+            host_us += _QUEUED_US + _STEP_US * (self.launches - 1) + _BIAS_US * bias
+        return host_us <= (1.0 - _LEAD) * self.library_us

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from threading import local
@@ -38,6 +38,7 @@ from autotile.cuda.function import (
     DriverLaunch,
     LaunchGraph,
     ParameterBlock,
+    RelocatableCall,
     StepFunctions,
     make_launch_graph,
 )
@@ -49,6 +50,7 @@ from autotile.kernel.inputs import DOCUMENT, document_of, input_maker
 from autotile.kernel.problem import resolve_problem
 from autotile.kernel.spec import KernelSpec
 from autotile.serving.arrays import (
+    VECTOR_BYTES,
     ArraySpec,
     CallArrays,
     Pointers,
@@ -150,7 +152,8 @@ _MAX_SEEN = 128
 _PATIENCE = 2048
 """Launches without a graph after which the kept graphs are dropped, or a refused graph is tried again; the cost of
 making graphs then stays negligible even if every launch is on new arrays."""
-_MAX_BALANCE = 128
+_WORTHWHILE_CALLS = 128
+"""Calls of a library after which its launches are captured: that takes 600 us, and then saves 5 us of each call."""
 
 
 class LaunchGraphs(dict[tuple[Any, ...], LaunchGraph]):
@@ -487,8 +490,8 @@ class ArrayLauncher:
     """Base of the launchers of kernels and of libraries: requirements on arrays, and the CUDA runtime."""
 
     _arrays: CallArrays
-    balance = _MAX_BALANCE
-    """Calls of a library that graphs launched, less those that none did; at first, and at most, this many."""
+    is_direct = True
+    """Whether launches by addresses leave out a library's work on the host, as far as is known."""
 
     def __init__(self, code: Code, device_index: int) -> None:
         self._code = code
@@ -699,10 +702,12 @@ class LibraryLauncher(ArrayLauncher):
         self._call = code.library.call
         layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
-        # A graph would not wait for another thread that queues a product and its rounding on the same stream.
-        self._with_graphs = layout is not None and not layout.rounds_afterwards and read_settings().graphs
-        self._graphs: dict[int, LaunchGraphs] = {}
-        """Graphs of the products that came again, by stream."""
+        if self._gemm is not None:
+            with load_cupy().cuda.Device(device_index):
+                self._gemm.prepare()
+        self._calls = 0
+        self._relocated: dict[tuple[int, int], RelocatableCall] = {}
+        """The launches of the product, by stream and number of arrays."""
 
     @cached_property
     def _arrays(self) -> CallArrays:
@@ -729,24 +734,28 @@ class LibraryLauncher(ArrayLauncher):
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
         """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
-        gemm, graphs = self._gemm, self._graphs.get(stream)
+        gemm = self._gemm
         if gemm is None or not (self._one_device or self._current_device() == self._device_index):
             return False
-        if graphs is None:
-            if stream == PER_THREAD_STREAM or self.folder is not None:  # the first is another stream in each thread
-                return False
-            graphs = self._graphs.setdefault(stream, LaunchGraphs())
+        key = stream, len(pointers)
+        call = self._relocated.get(key)
+        if call is None and (stream == PER_THREAD_STREAM or self.folder is not None):
+            return False  # the first is another stream in each thread
+        a, b, c, *_ = pointers
         is_captured = stream != 0 and self._is_capturing(stream)
-        graph = graphs.get(pointers)
-        if graph is not None and not is_captured:
-            self.balance = min(self.balance + 1, _MAX_BALANCE)
-            self._launch_graph(graph.executable, stream)
+        if call is not None and not is_captured and not (a | b | c | pointers[-1]) % VECTOR_BYTES:
+            call.launch(stream, pointers)
             return True
         memory = gemm.memory(stream)
         gemm(stream, pointers, memory=memory)
-        self.balance -= 1
-        if self._with_graphs and not is_captured:
-            graphs.add_call(pointers, partial(gemm, addresses=pointers, memory=memory), stream, (gemm, memory))
+        self._calls += 1
+        if call is None and self.is_direct and not is_captured and self._calls >= _WORTHWHILE_CALLS:
+            call = gemm.relocatable(memory, len(pointers))
+            self.is_direct = call is not None
+            if call is not None:
+                if len(self._relocated) >= _MAX_STREAMS:
+                    self._relocated.clear()
+                self._relocated[key] = call
         return True
 
     def launch(

@@ -27,16 +27,7 @@ from autotile.database.winners import CHANGES, Changes, Winner, file_signature, 
 from autotile.errors import ArgumentError, InputError, ToolchainError
 from autotile.kernel.operation import LIBRARIES, Library, Member, Operation
 from autotile.kernel.problem import resolve_problem, size_distance, unsupported_reason
-from autotile.serving.arrays import (
-    VECTOR_BYTES,
-    ArrayLibrary,
-    as_bits,
-    as_cupy,
-    element_type,
-    library_of,
-    new_array,
-    on_stream,
-)
+from autotile.serving.arrays import VECTOR_BYTES, ArrayLibrary, as_cupy, element_type, library_of, new_array, on_stream
 from autotile.serving.aside import choices, compilations
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH, Choice, Code, Contender, KernelCode, LibraryCode, RecentCache
@@ -548,7 +539,7 @@ class KnownProduct(msgspec.Struct, frozen=True, gc=False):
 class Products(RecentCache[tuple[object, ...], KnownProduct]):
     """Products that were computed before, by the kind of their arrays: a call that comes again is hardly checked.
 
-    ``serve`` and ``is_current`` are `Dispatcher.serve_operation` and `Dispatcher.is_current`; ``may_defer`` tells
+    ``serve`` and ``is_current`` are `Dispatcher.serve_product` and `Dispatcher.is_current`; ``may_defer`` tells
     whether the first product of a size may be computed by PyTorch, while what serves the next is chosen aside.
     ``kernels`` are those that were served, and ``notes`` what a front end keeps until the products are forgotten.
     """
@@ -660,8 +651,7 @@ class Products(RecentCache[tuple[object, ...], KnownProduct]):
             sizes |= {"TRANS_A": transposed[0], "TRANS_B": transposed[1], "OUT_FP32": result != dtype}
             sizes |= {"NONDETERMINISTIC": not options.deterministic, "ALIGNED": aligned, "EMULATE": options.emulate}
             whole = {name: int(value) for name, value in sizes.items()}  # in the order of `find_product`, as a key
-            asked = {name: getattr(options, name) for name in ("database", "library", "numerics", "race", "wait")}
-            serve = partial(self._serve, "matmul", whole, dtype, device=_device_index(stored[0]), **asked)
+            serve = partial(self._serve, whole, dtype, options, _device_index(stored[0]))
             may_defer = self._may_defer(options) and self._deferred.get(key, True)
             if made is not None and may_defer and made.multiply(left, right, out):
                 # Afterwards, as the other thread takes the interpreter's lock.
@@ -725,7 +715,7 @@ def _native(array: Any, name: str) -> Any:
     """Return a CuPy array or a PyTorch tensor on a GPU unchanged, and any other array as a CuPy view."""
     if library_of(array) is not None and _device_index(array) >= 0:
         return array
-    return as_bits(as_cupy(array, name), element_type(array, name))
+    return as_cupy(array, name)
 
 
 def _device_index(array: Any) -> int:

@@ -28,7 +28,7 @@ from autotile.cuda.toolchain import load_cupy, nvrtc_version
 from autotile.database.keys import TuningKey, key_of, library_key
 from autotile.errors import AutotileError
 from autotile.kernel.operation import Operation
-from autotile.serving.arrays import CallArrays, as_bits, as_cupy, new_array, on_stream
+from autotile.serving.arrays import CallArrays, as_cupy, new_array, on_stream
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import Contender
 
@@ -251,7 +251,7 @@ def _scratch_of(kernel: BoundKernel, arrays: Sequence[Any]) -> Scratch | None:
             made[i] = new_array(full[i], tuple(given[i].shape), types[i], zeroed=False)
 
     def view(arrays: Sequence[Any], i: int) -> Any:
-        return as_bits(as_cupy(arrays[i], "scratch"), types[i])
+        return as_cupy(arrays[i], "scratch", types[i])
 
     def restore(arrays: Sequence[Any]) -> None:
         for i in outputs:
@@ -301,6 +301,4 @@ def store_race(raced: Sequence[Raced], operation: Operation | None, location: st
         for key, ranked in by_key.values():
             device = ranked[0].kernel.device
             trials = [Trial(one.kernel.config, Outcome.OK, "", "finals", measurement=one.measurement) for one in ranked]
-            database.add_run(
-                key, trials, sampler="race", device=device, driver=device.driver or "", phase="final", is_ranked=True
-            )
+            database.add_run(key, trials, sampler="race", device=device, phase="final", is_ranked=True)

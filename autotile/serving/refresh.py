@@ -82,7 +82,7 @@ class _Watched(msgspec.Struct, eq=False):
         if not self.is_listed:
             counter._list(self)
         if time.monotonic() >= counter._resume_s:
-            counter._write(counter._watched)
+            counter._write(counter._watched.values())
         elif calls == 1 and not counter._failed:
             counter._write([self])
         return 2 * calls
@@ -103,7 +103,7 @@ class MissCounter:
 
     def clear(self) -> None:
         """Forget all kernels with their unwritten counts, and the pause; a forked child does so first."""
-        self._watched: list[_Watched] = []
+        self._watched: dict[BoundKernel, _Watched] = {}
         self._lock = threading.Lock()
         self._resume_s = 0.0
         """End of the pause."""
@@ -119,20 +119,17 @@ class MissCounter:
     def release(self, kernel: BoundKernel) -> None:
         """Write the counts of a kernel, if it is counted, and count its calls no longer."""
         kernel.report_calls(None)
-        found = [watched for watched in list(self._watched) if watched.kernel is kernel]
-        self._write(found, wait_s=_CALL_TIMEOUT_S)
-        for watched in found:
-            with suppress(ValueError):  # another thread has shortened the list
-                self._watched.remove(watched)
+        if (found := self._watched.pop(kernel, None)) is not None:
+            self._write([found], wait_s=_CALL_TIMEOUT_S)
 
     def flush(self) -> None:
         """Write all counts now."""
-        self._write(self._watched, _EXIT_TIMEOUT_S, wait_s=_EXIT_TIMEOUT_S)
+        self._write(self._watched.values(), _EXIT_TIMEOUT_S, wait_s=_EXIT_TIMEOUT_S)
 
     @property
     def kernels(self) -> tuple[BoundKernel, ...]:
         """Kernels whose calls are counted."""
-        return tuple(watched.kernel for watched in self._watched)
+        return tuple(self._watched)
 
     def _list(self, watched: _Watched) -> None:
         """List a kernel; of too many, the older half is written and leaves the list until it is called again."""
@@ -140,12 +137,11 @@ class MissCounter:
             self._process = os.getpid()
             at_exit(self.flush)
         if len(self._watched) >= _MAX_WATCHED:
-            self._write(self._watched)
-            for one in self._watched[: _MAX_WATCHED // 2]:
-                one.is_listed = False
-            del self._watched[: _MAX_WATCHED // 2]
+            self._write(self._watched.values())
+            for kernel in list(self._watched)[: _MAX_WATCHED // 2]:
+                self._watched.pop(kernel, watched).is_listed = False  # another thread may have done so
         watched.is_listed = True
-        self._watched.append(watched)
+        self._watched[watched.kernel] = watched
 
     def _write(self, watched: Iterable[_Watched], timeout_s: float = _CALL_TIMEOUT_S, wait_s: float = 0.0) -> None:
         """Write the counts that the database does not have; those that cannot be written are kept for the next time.

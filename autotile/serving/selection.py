@@ -112,27 +112,26 @@ class DatabaseShelf:
         """The user's winners, then the shipped ones."""
         from autotile.exchange.shipped import shipped_winners  # not for an exact result
 
-        own = self._read(lambda database: database.winners(**self._of), WINNERS, **self._of)
-        return [*own, *shipped_winners(**self._of)]
+        return [*self._read(WINNERS, **self._of), *shipped_winners(**self._of)]
 
     @property
     def rules(self) -> Iterator[StoredRule]:
         """The user's rules, newest first, then the shipped ones."""
         from autotile.exchange.shipped import shipped_rules
 
-        yield from self._read(None, RULES, **self._of)
+        yield from self._read(RULES, **self._of)
         yield from shipped_rules(**self._of)
 
     @cached_property
     def checks(self) -> list[StoredVerdict]:
         """The user's verdicts."""
-        return self._read(None, CHECKS, **self._of)
+        return self._read(CHECKS, **self._of)
 
     def own(self, key: TuningKey) -> list[Winner]:
         """Return the user's winner of a problem; it takes as long in a large database as in a small one."""
         if "winners" in vars(self):
             return [winner for winner in self.winners if winner.key == key and not winner.shipped]
-        return self._read(lambda database: [*filter(None, [database.winner(key)])], WINNER, digest=key.digest)
+        return self._read(WINNER, digest=key.digest)
 
     def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
         """Return the newest result of each finalist of a winner's study and of some other configurations in it.
@@ -157,15 +156,13 @@ class DatabaseShelf:
 
         The newest come first, and ``device`` is that of the study.
         """
-        for row in self._read(None, DIGESTED, study=study, config=config):
+        for row in self._read(DIGESTED, study=study, config=config):
             with suppress(DataError):
                 digest = convert(row["telemetry"], dict[str, Any]).get(OUTPUT_DIGEST, "")
                 yield Winner.from_row(row, device), convert(digest, Text)
 
-    def _read(
-        self, server: Callable[[Database], list[Result]] | None, query: Query[Result], **parameters: str
-    ) -> list[Result]:
-        """Read a file by a query, a server's database by a function or, if that is None, the same query.
+    def _read(self, query: Query[Result], **parameters: str) -> list[Result]:
+        """Run a query on a file or a server's database.
 
         A server that could not be read is not asked again: rather than wait for it once more, it counts as empty.
         """
@@ -173,7 +170,7 @@ class DatabaseShelf:
         if found is not None or self.fault:
             return found or []
         try:
-            return read_server(self._location, server or (lambda one: one.read(query, **parameters))) or []
+            return read_server(self._location, lambda one: one.read(query, **parameters)) or []
         except DatabaseError as error:
             self.fault = str(error)
             return []

@@ -15,7 +15,7 @@ from torch import Tensor
 from autotile.errors import InputError
 from autotile.serving.arrays import VECTOR_BYTES
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.gains import Gain, find_product, stored_transposed
+from autotile.serving.gains import WRAPPED_US, Gain, find_product, stored_transposed
 from autotile.torch.products import DTYPES, allows_tf32
 
 _KERNELS_ONLY = (True, True, False, None, False, True)
@@ -90,8 +90,8 @@ def _joined(found: list[Any], inputs: Any, name: str) -> list[Any]:
         return found
     if not races:
         chosen = find_product(**product)
-        in_graph = bool(config.triton.cudagraphs)
-        if chosen is None or not Gain.of(chosen, final=True).is_worthwhile(bias=name == "addmm", in_graph=in_graph):
+        host_us = 0.0 if config.triton.cudagraphs else WRAPPED_US
+        if chosen is None or not Gain.of(chosen, final=True).is_worthwhile(bias=name == "addmm", host_us=host_us):
             return found
     kernel = find_product(**product, library=False, wait=True)
     if kernel is None:

@@ -13,15 +13,13 @@ from autotile.core.device import device_profile
 from autotile.core.documents import to_document
 from autotile.core.text import NOTHING, Part, Result, ResultTable, plain_heading, plural, time_text
 from autotile.errors import InputError
-from autotile.serving.choice import EPOCH
 from autotile.serving.gains import Gain, find_product, is_transposed
-from autotile.settings import read_settings
 from autotile.torch.products import DTYPES, PLAIN, Linear
 
 _ROWS = (1, 16, 128, 1024, 4096)
 """Numbers of rows that are shown."""
 _JUDGED = (*(2**power for power in range(15)), *(3 * 2**power for power in range(7, 13)))
-"""Numbers of rows that are judged, up to 16,384; between them where a launch may take longer than the host's part."""
+"""Numbers of rows that are judged, up to 16,384, with one between each two of the larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,8 @@ class LayerGain:
     """Expected times of a layer at a number of rows.
 
     ``time_us`` includes the addition of the bias; ``library_us`` is the time of cuBLAS. Both are measured or expected,
-    None where nothing is known. ``launched`` tells whether ``kernel`` is launched, rather than PyTorch's own function
-    called, and ``in_graph`` whether it is in a CUDA graph of ``torch.compile``, where a launch costs the host nothing.
+    None where nothing is known. ``launched`` tells whether ``kernel``, which may be cuBLAS, is launched, rather than
+    PyTorch's own function called, where autograd records nothing.
     """
 
     rows: int
@@ -38,7 +36,6 @@ class LayerGain:
     time_us: float | None
     library_us: float | None
     launched: bool
-    in_graph: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class Acceleration(Result):
         for module in self._modules:
             if type(module) is Linear:
                 module.__class__ = torch.nn.Linear
-                module.__dict__.pop("_left", None)
+                module.__dict__.pop("_noted", None)
 
     def __enter__(self) -> Self:
         return self
@@ -115,10 +112,9 @@ def _rows(layer: ReplacedLayer) -> Iterator[Sequence[str]]:
     sizes = f"{layer.in_features:,} -> {layer.out_features:,}{' + bias' if layer.has_bias else ''}"
     head = (_names(layer.names), sizes, layer.dtype)
     for gain in layer.gains:
-        if gain.in_graph and gain.time_us and gain.library_us:
+        if gain.launched and gain.time_us and gain.library_us:
             ratio = f"{gain.library_us / gain.time_us:.2f}"
-            kernel = gain.kernel if gain.launched else f"{gain.kernel} in graphs"
-            yield (*head, f"{gain.rows:,}", kernel, time_text(gain.time_us), time_text(gain.library_us), ratio)
+            yield (*head, f"{gain.rows:,}", gain.kernel, time_text(gain.time_us), time_text(gain.library_us), ratio)
         else:
             yield (*head, f"{gain.rows:,}", "PyTorch", NOTHING, time_text(gain.library_us), NOTHING)
         head = ("", "", "")
@@ -132,10 +128,8 @@ def accelerate(model: torch.nn.Module, *, rows: int | Iterable[int] = (), device
     """Replace the linear layers of a model that may gain by `Linear`, in place.
 
     A layer keeps its parameters, hooks, names and ``state_dict``: only its class is changed. It is replaced if a kernel
-    is known or expected to be faster than PyTorch's own function at any of some numbers of rows; each call is then
-    computed as `linear` does it. Where a kernel would gain at none of them but in a graph of ``torch.compile``, eager
-    calls are PyTorch's own until a choice in the process changes, or `autotile.tuning` asks. Nothing is compiled or
-    launched here.
+    is known or expected to be faster than PyTorch's own function at any of some numbers of rows, or cuBLAS takes less
+    time there than the host does; each call is then computed as `linear` does it. Nothing is compiled or launched here.
 
     Parameters
     ----------
@@ -172,7 +166,6 @@ def accelerate(model: torch.nn.Module, *, rows: int | Iterable[int] = (), device
         raise InputError(f"rows are {extra!r:.80}, expected positive whole numbers")
     shown = sorted({*_ROWS, *extra})
     judged = sorted({*shown, *_JUDGED})
-    epoch = EPOCH.now
     known: dict[tuple[Any, ...], tuple[LayerGain, ...]] = {}
     replaced: dict[tuple[Any, ...], list[str]] = {}
     left: dict[str, str] = {}
@@ -187,10 +180,8 @@ def accelerate(model: torch.nn.Module, *, rows: int | Iterable[int] = (), device
             key = (module.in_features, module.out_features, has_bias, DTYPES[weight.dtype], place)
             if key not in known:
                 known[key] = tuple(_gain(count, key) for count in judged)
-            if any(gain.in_graph for gain in known[key]):
+            if any(gain.launched for gain in known[key]):
                 module.__class__ = Linear
-                if not any(gain.launched for gain in known[key]) and read_settings().capture is None:
-                    module.leave(epoch)  # it gains in graphs alone
                 modules.append(module)
                 replaced.setdefault(key, []).append(name)
                 continue
@@ -198,7 +189,7 @@ def accelerate(model: torch.nn.Module, *, rows: int | Iterable[int] = (), device
         left[name] = reason
     layers = []
     for key, names in replaced.items():
-        first = next(gain for gain in known[key] if gain.in_graph)
+        first = next(gain for gain in known[key] if gain.launched)
         gains = tuple(gain for gain in known[key] if gain.rows in shown or gain is first)
         layers.append(ReplacedLayer(tuple(names), *key[:-1], gains))
     return Acceleration(tuple(layers), left, tuple(modules))
@@ -239,7 +230,7 @@ def _gain(rows: int, layer: tuple[int, int, bool, str, int | str]) -> LayerGain:
     k, n, has_bias, dtype, device = layer
     served = find_product(rows, n, k, dtype, trans_b=is_transposed(n, k), device=device, keeps=False)
     if served is None:
-        return LayerGain(rows, "", None, None, launched=False, in_graph=False)
+        return LayerGain(rows, "", None, None, launched=False)
     gain = Gain.of(served, final=True)
-    launched, in_graph = (gain.is_worthwhile(bias=has_bias, in_graph=way) for way in (False, True))
-    return LayerGain(rows, gain.kernel, gain.total_us(bias=has_bias), gain.library_us, launched, in_graph)
+    launched = gain.is_worthwhile(bias=has_bias) or (gain.is_short and not gain.launches)
+    return LayerGain(rows, gain.kernel, gain.total_us(bias=has_bias), gain.library_us, launched)

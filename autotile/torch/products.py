@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotile.cuda.driver import outside_of_captures
 from autotile.serving.arrays import VECTOR_BYTES, torch_library
 from autotile.serving.bound import BoundKernel
 from autotile.serving.choice import EPOCH
 from autotile.serving.dispatcher import default_dispatcher
 from autotile.serving.dispatcher import matmul as _matmul
-from autotile.serving.gains import LEAST_QUEUED_US, Gain, find_product, is_transposed, stored_transposed
+from autotile.serving.gains import RECORDED_US, Gain, find_product, is_transposed, stored_transposed
 from autotile.serving.operations import KnownProduct, MatmulOptions
 from autotile.settings import read_settings
 
@@ -122,7 +120,7 @@ _products = default_dispatcher.products
 _notes = _products.notes
 """Calls that are left to PyTorch, by kind: the kernel that is served while that is so, its choice, and PyTorch's
 function, or one of `_guard`. Such a call looks it up, and does no more. Also the `Gain` of each served kernel, and by
-kind, what autograd records and trials of launches."""
+kind, what autograd records."""
 _OPTIONS = {emulate: (True, emulate, True, None, False, False) for emulate in (False, True)}
 """Options of `autotile.matmul` but the database, in order: all but ``emulate`` have their defaults."""
 
@@ -144,8 +142,13 @@ def _leave(key: object, kernel: BoundKernel, function: Callable[..., Tensor | No
     What stands in for something else is about to change; calls that are to be captured are launched by autotile. In a
     capture of CUDA, all is left to PyTorch, whose memory is of the graph's pool, and that means nothing for later.
     """
-    if not (kernel.choice.awaited or read_settings().capture or torch.cuda.is_current_stream_capturing()):
+    may_change = kernel.choice.awaited or read_settings().capture or torch.cuda.is_current_stream_capturing()
+    if key is not None and not may_change:
         _products.note(key, (kernel, kernel.choice, function))
+
+
+_MAX_GUARDS = 4
+"""Kinds of tensors of a kind of calls: dtypes, layouts, and those of inference mode."""
 
 
 def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> None:
@@ -154,30 +157,44 @@ def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> Non
     PyTorch compares all of the tensors in one call, with what traces, transforms or intercepts them, as it does before
     it runs compiled code: a microsecond in place of five. The function that is noted returns None for others.
     """
-    note, kernel = _notes.get(key), known.kernel
-    if _tensor_guards is None or (note is not None and note[0].choice is note[1]):
+    note, guards = _notes.get(key), list[tuple[Callable[..., bool], KnownProduct, object]]()
+    if note is not None and note[0].choice is note[1]:
+        guards = _notes.get(("guards", key), guards)
+        guards[:] = [one for one in guards if one[1].kernel.choice is one[2]]
+    if _tensor_guards is None or len(guards) == _MAX_GUARDS or any(accepts(*tensors) for accepts, *_ in guards):
         return
     sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
     try:
         accepts = _tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     except (RuntimeError, SystemError, TypeError):  # of a version of PyTorch that takes other arguments
         return
-    is_library, is_float32 = kernel.is_library, tensors[0].dtype is torch.float32
+    guards.append((accepts, known, known.kernel.choice))
+    if len(guards) > 1:
+        return
 
     def launch(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        if (
-            not (accepts(a, b) if bias is None else accepts(a, b, bias))
-            or _has_function_mode()
-            or _forward_mode._current_level >= 0
-            or (is_float32 and allows_tf32())
-            or (a.data_ptr() | b.data_ptr()) % VECTOR_BYTES
-            or (is_library and not _is_short(kernel))
-        ):
-            return None
-        made: Tensor | None = known.launch(a, b, bias=bias if is_library else None)
-        return made if made is None or is_library or bias is None else made.add_(bias)
+        for accepts, own, choice in guards:
+            if not (accepts(a, b) if bias is None else accepts(a, b, bias)):
+                continue
+            kernel = own.kernel
+            if (
+                _has_function_mode()
+                or _forward_mode._current_level >= 0
+                or (a.data_ptr() | b.data_ptr()) % VECTOR_BYTES
+                or kernel.choice is not choice
+                or (a.dtype is torch.float32 and allows_tf32())
+            ):
+                break
+            if not kernel.is_library:
+                made: Tensor | None = own.launch(a, b)
+                return made if made is None or bias is None else made.add_(bias)
+            if kernel.is_direct and not torch.cuda.is_current_stream_capturing():
+                return own.launch(a, b, bias=bias)
+            break
+        return None
 
-    _leave(key, kernel, launch)
+    _products.note(("guards", key), guards)
+    _leave(key, known.kernel, launch)
 
 
 def _gain_of(kernel: BoundKernel) -> Gain:
@@ -189,37 +206,45 @@ def _gain_of(kernel: BoundKernel) -> Gain:
 
 
 def _is_short(library: BoundKernel) -> bool:
-    """Whether the host's part of PyTorch's own call of the library would show, and a graph makes it shorter."""
-    return _gain_of(library).is_short and library.has_graphs and not torch.cuda.is_current_stream_capturing()
+    """Whether the host's part of PyTorch's own call of the library may show, and a direct launch leaves it out.
+
+    Where results must not vary, all calls are PyTorch's, as some are in any case.
+    """
+    return (
+        _gain_of(library).is_short
+        and library.is_direct
+        and not (library.choice.pinned or read_settings().numerics == "same")
+        and not torch.cuda.is_current_stream_capturing()
+    )
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     """Compute the product of two tensors, without a gradient.
 
-    Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call shows.
+    Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call may show.
     """
     options, at_once = _OPTIONS[emulate], ("at once", a.shape, b.shape, emulate, _is_grad_enabled())
+    key, by_torch, is_plain = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b), _is_plain(a)
     known = _products.find(a, b, options)
-    made: Tensor | None = None
-    if known is not None and (not known.kernel.is_library or _is_short(known.kernel)):
-        made = known.launch(a, b)
-    if known is not None and made is not None:
-        _guard(at_once, known, (a, b))
-    if made is None and (known is None or known.kernel.is_library) and _is_plain(a):
-        key, by_torch = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b)
-        if known is None and (problem := _product_of(a, b, emulate)) is not None:
-            known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
-            if known is None:
-                return by_torch(a, b)
-        if known and known.kernel.is_library and not read_settings().capture:
-            _leave(key, known.kernel, by_torch)
-            _notes.pop(at_once, None)
-            known.kernel.count_call()
+    if known is None and is_plain and (problem := _product_of(a, b, emulate)) is not None:
+        known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
+        if known is None:
             return by_torch(a, b)
     if known is None:
         return _multiply(a, b, emulate) if not _is_stacked(a, b) else _of_stacks(a, b, emulate)
-    if made is None and (made := known.launch(a, b)) is None:
-        made = known.kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
+    kernel = known.kernel
+    if not kernel.is_library or _is_short(kernel):
+        made: Tensor | None = known.launch(a, b)
+        if made is not None:
+            _guard(at_once, known, (a, b))
+            return made
+    if kernel.is_library and is_plain and not read_settings().capture:
+        _leave(key, kernel, by_torch)
+        _notes.pop(at_once, None)
+        kernel.count_call()
+        return by_torch(a, b)
+    if (made := known.launch(a, b)) is None:
+        made = kernel(*(one.detach() if one.is_contiguous() else one.detach().mT for one in (a, b)))
     return made
 
 
@@ -328,13 +353,12 @@ def _product_of(a: Tensor, b: Tensor, emulate: bool) -> dict[str, Any] | None:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate: bool = True) -> Tensor:
     """Compute ``input @ weight.T + bias`` as `torch.nn.functional.linear` does, or faster.
 
-    A kernel is launched where it is known or expected to be faster than PyTorch's own function, and PyTorch's runs for
-    long enough to hide the host's part of a launch, of the addition of the bias and of autograd's record; one that runs
-    for less is first tried in the program. A product of cuBLAS that is shorter than the host's part of PyTorch's call
-    is launched, too, with its bias. All else is left to PyTorch: the first call of a size, while the choice is made
-    aside, other dtypes and devices, empty tensors, whatever is traced, transformed or under autocast (which keeps
-    converted weights), and float32 where PyTorch may round it to TF32. In graphs of ``torch.compile`` and
-    ``torch.export`` it is PyTorch's operator; see `join_inductor`.
+    A kernel is launched where it is known or expected to be faster than PyTorch's own function, with the addition of
+    the bias; if autograd records it, PyTorch's must also run for long enough to hide the host's part of that. A product
+    of cuBLAS that takes less time than the host needs around it is launched, too, with its bias. All else is left
+    to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
+    whatever is traced, transformed or under autocast (which keeps converted weights), and float32 where PyTorch may
+    round it to TF32. In graphs of ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
 
     Parameters
     ----------
@@ -361,7 +385,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
 def _known_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool = True, layer: Linear | None = None
 ) -> Tensor:
-    """Compute `linear`, by PyTorch where it is known to; a ``layer`` remembers that."""
+    """Compute `linear` as an earlier call of its kind found it; a ``layer`` notes that."""
     if _is_compiling():
         _join_traced()
         return _torch_linear(input, weight, bias)
@@ -374,18 +398,21 @@ def _known_linear(
     if left is None or left[0].choice is not left[1]:
         return _decided_linear(input, weight, bias, emulate, key)
     kernel, _, function = left
-    if function is not _torch_linear:
-        made = function(input, weight, bias)
-        return made if made is not None else _decided_linear(input, weight, bias, emulate, key)
-    if layer is not None and (kernel.is_library or not key[-1]):  # a kernel may gain where autograd records nothing
-        layer.leave(now, input.numel(), kernel)
-    kernel.count_call()
-    return _torch_linear(input, weight, bias)
+    is_by_torch = function is _torch_linear
+    # A kernel that autograd's record costs too much may gain where nothing is recorded.
+    if layer is not None and (not is_by_torch or kernel.is_library or not key[-1]):
+        layer.note(now, input.numel(), (kernel, function))
+    if is_by_torch:
+        kernel.count_call()
+    made: Tensor | None = function(input, weight, bias)
+    return made if made is not None else _decided_linear(input, weight, bias, emulate, key)
 
 
 def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
     """Compute `linear` where a kernel may be faster than PyTorch."""
     dtype, shape = input.dtype, weight.shape
+    if not input.numel():  # of an expert, for example, that no token is sent to
+        _products.note(key, (_UNSERVED, None, _torch_linear))
     if not (
         _is_eager(input, weight)
         and input.is_cuda
@@ -417,7 +444,7 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
         return _launched_linear(input, weight, bias, emulate, key)
 
     def gains(kernel: BoundKernel) -> bool:
-        is_worthwhile = Gain.of(kernel, final=True).is_worthwhile(bias=bias is not None, recorded=True)
+        is_worthwhile = Gain.of(kernel, final=True).is_worthwhile(bias=bias is not None, host_us=RECORDED_US)
         if not is_worthwhile:
             _leave(key, kernel, _torch_linear)
         return is_worthwhile
@@ -452,93 +479,26 @@ def _problem(input: Tensor, weight: Tensor, emulate: bool) -> dict[str, Any]:
     return own | {"aligned": aligned, "emulate": emulate, "device": input.get_device()}
 
 
-class _LaunchTrial:
-    """Whether calls of one kind gain by launches in the program itself: rounds of calls by PyTorch, and of launches.
-
-    They gain where the program gets on at least as fast, or the GPU falls far behind the host beside launches, too.
-    Where most of PyTorch's calls find that the GPU has nothing left to do, none are tried: the host decides there.
-    """
-
-    ROUND, ROUNDS = 32, 3
-    """Calls of a round, and rounds of each kind, of which the first does not count, as the host is slow at first."""
-
-    def __init__(self, choice: object) -> None:
-        self.choice = choice
-        self.gains: bool | None = None
-        """None during the trial."""
-        self._calls = self._idle = 0
-        self._began: tuple[float, int] | None = None
-        """When the round began, and the products of the program until then."""
-        self._rounds: list[tuple[float, int]] = []
-        """Seconds for a product, and calls that found the GPU idle."""
-
-    @property
-    def launches(self) -> bool:
-        """Whether calls are launched now."""
-        return len(self._rounds) >= self.ROUNDS if self.gains is None else self.gains
-
-    def add_call(self, device_index: int) -> None:
-        """Look at a call before it is computed."""
-        if self._calls % self.ROUND == 0:
-            now = time.perf_counter(), sum(one.calls for one in {one.kernel for one in list(_products.values())})
-            if self._began is not None:
-                time_s, count = now[0] - self._began[0], now[1] - self._began[1]
-                self._rounds.append((time_s / max(1, count), self._idle))
-                (before_s, idle), (now_s, idle_now) = map(
-                    _quickest, (self._rounds[: self.ROUNDS], self._rounds[self.ROUNDS :])
-                )
-                if len(self._rounds) >= self.ROUNDS and idle > self.ROUND:  # half of the calls of two rounds
-                    self.gains = False
-                elif len(self._rounds) >= 2 * self.ROUNDS:
-                    self.gains = now_s <= before_s or idle_now <= self.ROUND // 2
-            self._began, self._idle = now, 0
-        self._calls += 1
-        with outside_of_captures():
-            self._idle += torch.cuda.current_stream(device_index).query()
-
-
-def _quickest(rounds: list[tuple[float, int]]) -> tuple[float, int]:
-    """Return the least time of all rounds but the first, and their idle calls."""
-    return min((time_s for time_s, _ in rounds[1:]), default=0.0), sum(idle for _, idle in rounds[1:])
-
-
-def _trial_of(key: object, gain: Gain, has_bias: bool) -> _LaunchTrial | None:
-    """Return the trial of a kind of calls; None where launches cannot gain, or what computes must not vary."""
-    trial = _notes.get(("trial", key))
-    if trial is None or trial.choice is not gain.choice:
-        if not gain.is_worthwhile(bias=has_bias, queued_us=LEAST_QUEUED_US) or read_settings().numerics == "same":
-            return None
-        trial = _products.note(("trial", key), _LaunchTrial(gain.choice))
-    return trial  # type: ignore[no-any-return]
-
-
-def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
-    """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains."""
+def _launched_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: object) -> Tensor:
+    """Compute `linear` of contiguous tensors without a gradient, by a kernel if it gains; ``key`` is the kind noted."""
     options = ("linear", emulate)
     known = _products.find(input, weight, options)
-    is_short = known is not None and known.kernel.is_library and _is_short(known.kernel)
     if known is None:
         shape = (*input.shape[:-1], weight.shape[0])
         known = _chosen((input, weight), options, (key, _torch_linear), _problem(input, weight, emulate), shape)
     if known is None:
         return _torch_linear(input, weight, bias)
     kernel = known.kernel
-    gain, has_bias = _gain_of(kernel), bias is not None
-    gains, trial = is_short or gain.is_worthwhile(bias=has_bias) or read_settings().capture is not None, None
-    if not gains and not torch.cuda.is_current_stream_capturing() and (trial := _trial_of(key, gain, has_bias)):
-        if trial.gains is None:
-            trial.add_call(input.get_device())
-        gains = trial.launches
-    is_decided = trial is None or trial.gains is not None
+    is_short = kernel.is_library and _is_short(kernel)
+    gains = is_short or _gain_of(kernel).is_worthwhile(bias=bias is not None) or read_settings().capture is not None
     result: Tensor | None = known.launch(input, weight, bias=bias if is_short else None) if gains else None
-    if result is not None and not key[-1] and is_decided:
+    if result is not None and key is not None:
         _guard(key, known, (input, weight) if bias is None else (input, weight, bias))
     if is_short and result is not None:
         return result
     # A library launches on the current device only.
     if not gains or (result is None and kernel.is_library and not read_settings().capture):
-        if is_decided:
-            _leave(key, kernel, _torch_linear)
+        _leave(key, kernel, _torch_linear)
         kernel.count_call()
         return _torch_linear(input, weight, bias)
     if result is None:
@@ -572,9 +532,8 @@ def _chosen(
         return kernel
 
     def loads(kernel: BoundKernel) -> bool:
-        return not kernel.is_library and (
-            always or Gain.of(kernel, final=True).is_worthwhile(queued_us=LEAST_QUEUED_US)
-        )
+        gain = Gain.of(kernel, final=True)
+        return gain.is_short if kernel.is_library else always or gain.is_worthwhile()
 
     if default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])):
         _products.choose_aside((options, key), serve, keep, loads)
@@ -592,7 +551,7 @@ class _RecordedLinear(torch.autograd.Function):  # type: ignore[misc]
     ) -> Tensor:
         ctx.save_for_backward(input, weight)
         ctx.emulate = emulate
-        return _launched_linear(input, weight, bias, emulate, ("forward", key))
+        return _launched_linear(input, weight, bias, emulate, None)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
@@ -610,16 +569,16 @@ class _RecordedLinear(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
-_MAX_LEFT = 64
-"""Inputs that a layer remembers to leave to PyTorch, by their numbers of elements."""
+_MAX_NOTES = 64
+"""Kinds of inputs that a layer notes, by their numbers of elements."""
 
 
 class Linear(torch.nn.Linear):  # type: ignore[misc]
     """`torch.nn.Linear` that computes by `linear`; parameters, initialization and ``state_dict`` are the same."""
 
-    _left: tuple[object, dict[int, Any] | None] | None = None
-    """The `EPOCH`, and the kernels that are served for inputs that are left to PyTorch in it, by numbers of elements;
-    None for all inputs. A look-up by shapes and dtypes takes 3 us in a model, a tenth of PyTorch's call."""
+    _noted: tuple[object, dict[int, tuple[BoundKernel, Callable[..., Tensor | None]]]] | None = None
+    """The `EPOCH`, and by numbers of elements of the input, the kernel that is served in it and the function that
+    computes, as in the notes of all products; a look-up there, by shapes and dtypes, takes 3 us in a model."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input @ weight.T + bias``."""
@@ -627,33 +586,34 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # FSDP and parametrizations keep them elsewhere
             weight, bias = self.weight, self.bias
-        if not _is_compiling() and (left := self._left) is not None and left[0] is EPOCH.now:
-            known = left[1]
-            if known is None:
-                return _torch_linear(input, weight, bias)
-            kernel = known.get(input.numel())
-            if kernel is not None:
+        if (
+            not _is_compiling()
+            and (noted := self._noted) is not None
+            and noted[0] is EPOCH.now
+            and (known := noted[1].get(input.numel())) is not None
+        ):
+            kernel, function = known
+            if function is _torch_linear:
                 kernel.count_call()
                 return _torch_linear(input, weight, bias)
+            if (made := function(input, weight, bias)) is not None:
+                return made
         return _known_linear(input, weight, bias, layer=self)
 
-    def leave(self, epoch: object, elements: int | None = None, kernel: Any = None) -> None:
-        """Leave inputs of so many elements, or all, to PyTorch until the choices in force change."""
-        left = self._left
-        if elements is None:
-            self._left = epoch, None
-        elif left is None or left[0] is not epoch or left[1] is None or len(left[1]) == _MAX_LEFT:
-            self._left = epoch, {elements: kernel}
-        else:
-            left[1][elements] = kernel
+    def note(self, epoch: object, elements: int, known: tuple[BoundKernel, Callable[..., Tensor | None]]) -> None:
+        """Compute inputs of so many elements alike until the choices in force change."""
+        noted = self._noted
+        if noted is None or noted[0] is not epoch or len(noted[1]) == _MAX_NOTES:
+            self._noted = noted = (epoch, {})
+        noted[1][elements] = known
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
-        self._left = None  # the parameters may get another dtype or device
+        self._noted = None  # the parameters may get another dtype or device
         made: Linear = super()._apply(fn, recurse)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_left"}
+        return {name: value for name, value in vars(self).items() if name != "_noted"}
 
     def __prepare_scriptable__(self) -> torch.nn.Linear:  # for torch.jit.script, which puts it in this one's place
         plain = torch.nn.Linear.__new__(torch.nn.Linear)

@@ -21,12 +21,11 @@ from autotile.space.search_space import feasible_space
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.replay import ReplayBackend, open_recording, replay_notice
+from autotile.tuning.replay import ReplayBackend, open_recording
 from autotile.tuning.start import measures_energy, session_objective
-from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import compile_in_worker
 from autotile.workers.gpu import Backend, Gpu
-from autotile.workers.jobs import SECOND_SEED, ReferenceSource, Workload
+from autotile.workers.jobs import SECOND_SEED, Workload
 
 if TYPE_CHECKING:
     from autotile.workers.python_reference import ExpectedFolder
@@ -38,21 +37,16 @@ _SANITIZER_S = 120.0
 
 
 def choose_backend(
-    kernel: Kernel,
-    problem: Problem,
-    settings: Settings,
-    options: TuneOptions,
-    worker_pool: WorkerPool | None = None,
-    *,
-    lane: Lane | None = None,
+    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, lane: Lane | None = None
 ) -> Backend:
     """Return the GPU if there is one and no replay was requested, and a recording otherwise.
 
-    ``lane`` are the GPUs of a cluster to use; None for those that the options name. An `InputError` is raised if there
-    is neither a GPU nor a recording, or without them the problem does not fit in a large GPU's memory, no configuration
-    is valid for it, or the default one does not compile; as for `open_recording`; or if a sanitizer was requested in
-    replay. A `ToolchainError` is raised if the requested sanitizer is not installed.
+    ``lane`` has the worker processes, and the GPUs of a cluster to use, None for those that the options name. An
+    `InputError` is raised if there is neither a GPU nor a recording, or without them the problem does not fit in a
+    large GPU's memory, no configuration is valid for it, or the default one does not compile; as for `open_recording`;
+    or if a sanitizer was requested in replay. A `ToolchainError` is raised if the requested sanitizer is not installed.
     """
+    lane = lane or Lane()
     if options.scheduler:
         from autotile.tuning.cluster.gpus import ClusterGpus, ClusterLane  # imports Dask
         from autotile.tuning.cluster.worker import GpuRequest
@@ -71,9 +65,9 @@ def choose_backend(
         recorded = None
         if options.replay is not None:
             recording = open_recording(kernel, problem, options, settings.recording_folders)
-            recorded = ReplayBackend(recording, replay_notice(recording, options))
+            recorded = ReplayBackend(recording, options)
         work = GpuRequest(kernel.name, workload_of(kernel, problem, settings, options), options.run_deadline_s)
-        if lane is not None and lane.cluster is not None:
+        if lane.cluster is not None:
             return ClusterGpus(lane, work, recorded)
         own = ClusterLane(options)
         try:
@@ -85,11 +79,28 @@ def choose_backend(
         with ExitStack() as opened:
             gpus: list[Gpu] = []
             for index in options.devices if len(options.devices) > 1 else (options.device_index,):
-                one = _start_gpu(kernel, problem, settings, replace(options, device_index=index), worker_pool)
-                if one is None:
+                # its worker starts before the device is looked at: its imports take as long as all of this
+                expected = expected_folder(kernel, problem, options)
+                if expected is not None:
+                    opened.callback(expected.close)
+                workload = workload_of(kernel, problem, settings, replace(options, device_index=index), expected)
+                sanitizer = None
+                if options.sanitize:
+                    from autotile.workers.sanitizer import Sanitizer, find_sanitizer
+
+                    sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S)
+                gpu = Gpu(
+                    workload,
+                    options.run_deadline_s,
+                    worker_pool=lane.worker_pool,
+                    sanitizer=sanitizer,
+                    expected=expected,
+                )
+                opened.callback(gpu.close)
+                if not device_count():
                     break
-                opened.callback(one.close)
-                gpus.append(one)
+                gpu.device, gpu.uuid = live_device(index), device_uuid(index)
+                gpus.append(gpu)
             else:
                 opened.pop_all()
                 return gpus[0] if len(gpus) == 1 else GpuGroup(gpus, options.run_deadline_s)
@@ -111,35 +122,8 @@ def choose_backend(
                 raise InputError(f"{source}: the default configuration does not compile: {reason}") from None
             check_signatures(kernel, problem.dtype, compiled.cubin)
         raise
-    notice = replay_notice(recording, options)
-    if len(options.devices) < 2:
-        return ReplayBackend(recording, notice)
-    simulated = [ReplayBackend(recording, notice, uuid=f"simulated-{index}") for index in options.devices]
-    return GpuGroup(simulated, options.run_deadline_s)
-
-
-def _start_gpu(
-    kernel: Kernel, problem: Problem, settings: Settings, options: TuneOptions, worker_pool: WorkerPool | None
-) -> Gpu | None:
-    """Start a GPU worker, and return without waiting for it; None if the machine has no CUDA device."""
-    with ExitStack() as opened:  # it starts before the device is looked at: its imports take as long as all of this
-        expected = expected_folder(kernel, problem, options)
-        if expected is not None:
-            opened.callback(expected.close)
-        workload = workload_of(kernel, problem, settings, options, expected)
-        sanitizer = None
-        if options.sanitize:
-            from autotile.workers.sanitizer import Sanitizer, find_sanitizer
-
-            sanitizer = Sanitizer(workload, find_sanitizer(settings.sanitizer), _SANITIZER_S)
-        gpu = Gpu(workload, options.run_deadline_s, worker_pool=worker_pool, sanitizer=sanitizer, expected=expected)
-        opened.callback(gpu.close)
-        if not device_count():
-            return None
-        gpu.device = live_device(options.device_index)
-        gpu.uuid = device_uuid(options.device_index)
-        opened.pop_all()
-    return gpu
+    simulated = [ReplayBackend(recording, options, uuid=f"simulated-{index}") for index in options.devices]
+    return GpuGroup(simulated, options.run_deadline_s) if len(simulated) > 1 else ReplayBackend(recording, options)
 
 
 def workload_of(
@@ -153,8 +137,8 @@ def workload_of(
         )
     found, sent = reference_source(kernel), None
     if found is not None:
-        folders, names = tuple(map(str, found.include_folders)), tuple(sorted(found.template_names))
-        sent = ReferenceSource(found.source, str(found.template_path), found.source_hash, folders, names)
+        names = tuple(sorted(found.template_names))
+        sent = found.source, found.template_path, found.source_hash, found.include_folders, names
     return Workload(
         spec_text=kernel.spec.text,
         spec_source=kernel.spec.source,

@@ -168,140 +168,127 @@ def tune_family(
     other errors are those of `autotile.tuning.session.tune`.
     """
     plan = plan or FamilyPlan()
+    if options.replay not in (None, "auto"):
+        raise InputError("a family is replayed from the installed recordings, one a problem; leave the file's name out")
     with Schedule.open(settings, options, observe) as schedule:
-        if options.replay not in (None, "auto"):
-            raise InputError(
-                "a family is replayed from the installed recordings, one a problem; leave the file's name out"
-            )
-        device = schedule.device
-        if device is not None:
-            at = dtype, device
-            points = select_points(family, plan.points, lambda sizes: is_possible(kernel.spec, sizes, *at))
-        else:  # in replay, the points are selected from the problems of the family that were recorded
-            version = kernel.name, dtype, options.l2, version_of(kernel)
-            fields = attrgetter("kernel", "dtype", "l2_mode", "version")
-            headers = [one for _, one in list_recordings(settings.recording_folders) if not isinstance(one, str)]
-            recorded = [(one.device, one.problem) for one in headers if one.device and fields(one.key) == version]
-            members = [(on, problem.sizes) for on, problem in recorded if problem.sizes in family]
-            if not members:
-                known = "; ".join(str(problem) for _, problem in recorded) or "none"
-                raise InputError(
-                    f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it "
-                    f"is now; recorded are: {known}"
-                )
-            first = members[0][0]
-            points = select_points_from(family, [sizes for on, sizes in members if on == first], plan.points)
-            device = structs.replace(first, source="replayed")
-        return _spread(kernel, family, dtype, schedule, plan=plan, device=device, points=points)
+        device, points = _points_of(kernel, family, dtype, schedule, plan.points)
+        database, spec, count = schedule.database, kernel.spec, len(points)
+
+        def key_at(sizes: Sizes) -> TuningKey:
+            return key_of(kernel, Problem(kernel.name, sizes, dtype), device, l2_mode=options.l2)
+
+        document = {  # a run with another plan starts anew
+            "points": [dict(sizes) for sizes in points],
+            **attributes(options, "trials", "budget_s", "until"),
+            "max_configs": plan.max_configs,
+        }
+        key, keys = key_at({}), [key_at(sizes) for sizes in points]
+        stored = family_state(database, key, family)
+        progress = stored if stored is not None and stored.plan == document else FamilyState(document)
+        before_s, resumed, overhead_s = progress.seconds, progress.tuned, _OVERHEAD_S
+
+        def elapsed_s() -> float:
+            return before_s + schedule.elapsed_s
+
+        def save(**done: Any) -> None:
+            nonlocal progress
+            progress = replace(progress, seconds=elapsed_s(), **done)
+            save_family_state(database, key, family, device, progress)
+
+        def share_s(share: float, left: int, without_s: float = 0.0) -> float | None:
+            """Return one point's part of the remaining budget without some of it, in seconds; None without a budget."""
+            if options.budget_s is None:
+                return None
+            rounds = math.ceil(left / schedule.lane.count)
+            return max((share * options.budget_s - elapsed_s()) / rounds - without_s, _MIN_SEARCH_S)
+
+        def at_points(
+            phase: Literal["tuned", "measured"], numbers: Sequence[int], options_at: Callable[[int], TuneOptions]
+        ) -> bool:
+            """Hold a session at each point, at several at once on several GPUs; return False if the user interrupted.
+
+            The points up to the first that is missing count as done when a later run resumes.
+            """
+            done: set[int] = set()
+            unit = "tuning point" if phase == "tuned" else "measuring point"
+
+            def run(number: int, lane: Lane) -> TuneResult:
+                nonlocal overhead_s
+                started_s, problem = schedule.elapsed_s, Problem(kernel.name, points[number], dtype)
+                result = schedule.tune(kernel, problem, options_at(number), lane, Place(unit, number + 1, count))
+                searched_s = sum(result.phases.get(name, 0.0) for name in ("start", "search"))
+                overhead_s = schedule.elapsed_s - started_s - searched_s
+                return result
+
+            for place, result in schedule.run([partial(run, number) for number in numbers]):
+                if not result.interrupted:
+                    done.add(numbers[place])
+                save(**{phase: next((number for number in numbers if number not in done), numbers[-1] + 1)})
+            return len(done) == len(numbers)
+
+        save()
+        rule: FamilyRule | None = None
+        matrix: FamilyMatrix | None = None
+        is_tuned = at_points(
+            "tuned",
+            range(progress.tuned, count),
+            lambda number: replace(options, budget_s=share_s(_TUNING_SHARE, count - number, overhead_s)),
+        )
+        if is_tuned:
+            proposed = [_best_of(database, one, spec) for one in keys]
+            candidates = distinct_configs([*itertools.chain(*proposed), spec.default])
+            lacking = []  # points at which a valid candidate was not tried
+            for number in range(progress.measured, count):
+                problem, tried = spec.at(points[number], dtype), _newest(database, keys[number])
+                untried = [config for config in candidates if config_key(config) not in tried]
+                if any(not check_config(spec, config, problem, device) for config in untried):
+                    lacking.append(number)
+            chosen = for_given(options, candidates, finals=0, fresh=False)
+            if at_points("measured", lacking, lambda number: replace(chosen, budget_s=share_s(1.0, count - number))):
+                matrix = FamilyMatrix(database, keys, proposed, candidates)
+                if not matrix.points:
+                    raise InputError(f"no configuration of {kernel.name} ran at any point of {family}")
+                rule = _learn(matrix, family, spec, dtype, device, max_configs=plan.max_configs)
+                save_rule(database, key, device, rule)
+        return FamilyResult(
+            kernel=kernel.name,
+            dtype=dtype,
+            family=str(family),
+            device=device,
+            rule=rule,
+            candidates=len(matrix.configs) if matrix is not None else 0,
+            default_loss=matrix.mean_loss(spec.default) if matrix is not None else None,
+            seconds=elapsed_s(),
+            resumed=resumed,
+            interrupted=rule is None,
+            database=database.location,
+            notices=tuple(schedule.notices),
+        )
 
 
-def _spread(
-    kernel: Kernel,
-    family: Family,
-    dtype: str,
-    schedule: Schedule,
-    *,
-    plan: FamilyPlan,
-    device: DeviceProperties,
-    points: Sequence[Sizes],
-) -> FamilyResult:
-    """Hold the sessions at the points of a family, and learn the rule; a run with the same plan goes on."""
-    options, database, spec, count = schedule.options, schedule.database, kernel.spec, len(points)
-
-    def key_at(sizes: Sizes) -> TuningKey:
-        return key_of(kernel, Problem(kernel.name, sizes, dtype), device, l2_mode=options.l2)
-
-    document = {  # a run with another plan starts anew
-        "points": [dict(sizes) for sizes in points],
-        **attributes(options, "trials", "budget_s", "until"),
-        "max_configs": plan.max_configs,
-    }
-    key, keys = key_at({}), [key_at(sizes) for sizes in points]
-    stored = family_state(database, key, family)
-    progress = stored if stored is not None and stored.plan == document else FamilyState(document)
-    before_s, resumed, overhead_s = progress.seconds, progress.tuned, _OVERHEAD_S
-
-    def elapsed_s() -> float:
-        return before_s + schedule.elapsed_s
-
-    def save(**done: Any) -> None:
-        nonlocal progress
-        progress = replace(progress, seconds=elapsed_s(), **done)
-        save_family_state(database, key, family, device, progress)
-
-    def share_s(share: float, left: int, without_s: float = 0.0) -> float | None:
-        """Return one point's part of the remaining budget without some of it, in seconds; None without a budget."""
-        if options.budget_s is None:
-            return None
-        rounds = math.ceil(left / schedule.lane.count)
-        return max((share * options.budget_s - elapsed_s()) / rounds - without_s, _MIN_SEARCH_S)
-
-    def at_points(
-        phase: Literal["tuned", "measured"], numbers: Sequence[int], options_at: Callable[[int], TuneOptions]
-    ) -> bool:
-        """Hold a session at each point, at several at once on several GPUs; return False if the user interrupted.
-
-        The points up to the first that is missing count as done when a later run resumes.
-        """
-        done: set[int] = set()
-        unit = "tuning point" if phase == "tuned" else "measuring point"
-
-        def run(number: int, lane: Lane) -> TuneResult:
-            nonlocal overhead_s
-            started_s, problem = schedule.elapsed_s, Problem(kernel.name, points[number], dtype)
-            result = schedule.tune(kernel, problem, options_at(number), lane, Place(unit, number + 1, count))
-            searched_s = sum(result.phases.get(name, 0.0) for name in ("start", "search"))
-            overhead_s = schedule.elapsed_s - started_s - searched_s
-            return result
-
-        for place, result in schedule.run([partial(run, number) for number in numbers]):
-            if not result.interrupted:
-                done.add(numbers[place])
-            save(**{phase: next((number for number in numbers if number not in done), numbers[-1] + 1)})
-        return len(done) == len(numbers)
-
-    def measure(candidates: Sequence[Config]) -> bool:
-        """Measure all candidates at every point; return False if the user interrupted."""
-        lacking = []  # points at which a valid candidate was not tried
-        for number in range(progress.measured, count):
-            problem, tried = spec.at(points[number], dtype), _newest(database, keys[number])
-            untried = [config for config in candidates if config_key(config) not in tried]
-            if any(not check_config(spec, config, problem, device) for config in untried):
-                lacking.append(number)
-        chosen = for_given(options, candidates, finals=0, fresh=False)
-        return at_points("measured", lacking, lambda number: replace(chosen, budget_s=share_s(1.0, count - number)))
-
-    save()
-    rule: FamilyRule | None = None
-    matrix: FamilyMatrix | None = None
-    is_tuned = at_points(
-        "tuned",
-        range(progress.tuned, count),
-        lambda number: replace(options, budget_s=share_s(_TUNING_SHARE, count - number, overhead_s)),
-    )
-    if is_tuned:
-        proposed = [_best_of(database, one, spec) for one in keys]
-        candidates = distinct_configs([*itertools.chain(*proposed), spec.default])
-        if measure(candidates):
-            matrix = FamilyMatrix(database, keys, proposed, candidates)
-            if not matrix.points:
-                raise InputError(f"no configuration of {kernel.name} ran at any point of {family}")
-            rule = _learn(matrix, family, spec, dtype, device, max_configs=plan.max_configs)
-            save_rule(database, key, device, rule)
-    return FamilyResult(
-        kernel=kernel.name,
-        dtype=dtype,
-        family=str(family),
-        device=device,
-        rule=rule,
-        candidates=len(matrix.configs) if matrix is not None else 0,
-        default_loss=matrix.mean_loss(spec.default) if matrix is not None else None,
-        seconds=elapsed_s(),
-        resumed=resumed,
-        interrupted=rule is None,
-        database=database.location,
-        notices=tuple(schedule.notices),
-    )
+def _points_of(
+    kernel: Kernel, family: Family, dtype: str, schedule: Schedule, count: int
+) -> tuple[DeviceProperties, Sequence[Sizes]]:
+    """Select the points of a family to tune, and return the device of the sessions with them."""
+    options, device = schedule.options, schedule.device
+    if device is not None:
+        at = dtype, device
+        return device, select_points(family, count, lambda sizes: is_possible(kernel.spec, sizes, *at))
+    # in replay, the points are selected from the problems of the family that were recorded
+    version = kernel.name, dtype, options.l2, version_of(kernel)
+    fields = attrgetter("kernel", "dtype", "l2_mode", "version")
+    headers = [one for _, one in list_recordings(schedule.settings.recording_folders) if not isinstance(one, str)]
+    recorded = [(one.device, one.problem) for one in headers if one.device and fields(one.key) == version]
+    members = [(on, problem.sizes) for on, problem in recorded if problem.sizes in family]
+    if not members:
+        known = "; ".join(str(problem) for _, problem in recorded) or "none"
+        raise InputError(
+            f"launches are replayed, and no problem of the family {family} is recorded of {kernel.name} as it "
+            f"is now; recorded are: {known}"
+        )
+    first = members[0][0]
+    points = select_points_from(family, [sizes for on, sizes in members if on == first], count)
+    return structs.replace(first, source="replayed"), points
 
 
 def _learn(
@@ -390,8 +377,7 @@ class FamilyMatrix:
 
 def _best_of(database: Database, key: TuningKey, spec: KernelSpec) -> list[Config]:
     """Return the best few configurations of a point's study, its winner first."""
-    study_id = database.find_study(key)
-    winner = [best.trial.config for best in database.best(study_id=study_id)] if study_id is not None else []
+    winner = [best.trial.config for best in database.best(digest=key.digest)]
     ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
     ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
     return distinct_configs(filter(spec.declares, [*winner, *ordered]))[:_BEST_OF_EACH]

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from autotile.core.model import (
     GPU_SCALE,
@@ -105,16 +106,28 @@ def choose_finalists(
     race for `MIN_ROUNDS` rounds in the time of the race, two at least.
     """
     count = min(count, _HURRIED_FINALISTS) if rules.hurried else count
-    fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=_cost)
+    cost = attrgetter("cost")
+    fastest = sorted((t for t in trials if t.outcome is Outcome.OK and t.time_us is not None), key=cost)
     seeded = {config_key(config) for config in (rules.default, rules.incumbent, *tries) if config is not None}
     others = [t for t in trials if t.outcome.has_time and t.config_key in seeded]
     chosen = fastest[: max(count, 1)]
     while True:
         finalists = {t.config_key: t for t in [*chosen, *others]}
-        race_s = 1e-6 * MIN_ROUNDS * sum(interval_of(trial).value + _BESIDE_US for trial in finalists.values())
+        race_s = 1e-6 * MIN_ROUNDS * sum((trial.time_us or 0.0) + _BESIDE_US for trial in finalists.values())
         if len(chosen) <= 2 or race_s <= _RACE_SHARE * rules.limit_s:
-            return sorted(finalists.values(), key=_cost)
+            return sorted(finalists.values(), key=cost)
         chosen.pop()
+
+
+@dataclass(eq=False, slots=True)
+class Contestant:
+    """A candidate that takes part in finals."""
+
+    trial: Trial
+    """With the time of the race, if it took part in one; else that of the search."""
+    candidate: Candidate
+    race: Reading | None = None
+    """Its reading in the race; None if it took part in none."""
 
 
 def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rules: FinalRules) -> Finals:
@@ -126,73 +139,70 @@ def run_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, rule
     together may cost ten seconds; after that, the others are verified, those least like them first, up to the next
     failure. What was not verified is neither ranked nor refused.
     """
-    finalists, candidates = [trial for trial, _ in racing], [candidate for _, candidate in racing]
-    checks = FinalistChecks(backend, candidates, rules)
+    finalists = [Contestant(*one) for one in racing]
+    checks = FinalistChecks(backend, finalists, rules)
     checks.sanitize()
-    left = list(range(len(finalists)))
+    left = list(finalists)
     start = time.perf_counter()
-    readings = hold_race(backend, racing, left, rules)
+    is_raced = hold_race(backend, left, rules)
     race_s = time.perf_counter() - start
-    if readings is not None and not rules.hurried:
+    if is_raced and not rules.hurried:
         checks.left_s -= race_s
-    if readings is None and len(left) > 1:  # in replay, or because a finalist broke the race
+    if not is_raced and len(left) > 1:  # in replay, or because a finalist broke the race
         checks.lost_s += race_s
         while (failed := checks.first_that_fails(left, left)) is not None:
             left.remove(failed)
         if len(left) < len(finalists):
-            readings = hold_race(backend, racing, left, rules)
-    raced, trials, scorer = readings or {}, list(finalists), rules.scorer
-    for i, result in raced.items():
-        if result.outcome is not Outcome.OK:
-            checks.refuse(i, result.outcome, result.reason, "finals")
-        if result.rounds_us:  # else it failed before the first round, and has the times of the search
-            timed = with_times(finalists[i], result.rounds_us)
-            trials[i] = timed if scorer is None else scorer.scored(timed)
-    keys = [trial.config_key for trial in finalists]
+            hold_race(backend, left, rules)
+    for one in finalists:
+        if one.race is not None and one.race.outcome is not Outcome.OK:
+            checks.refuse(one, replace(one.race, stage="finals"))
     default_key = config_key(rules.default)
     incumbent_key = config_key(rules.incumbent) if rules.incumbent is not None else None
     while left:
-        fastest, *others = sorted(left, key=lambda i: _cost(trials[i]))
-        alike = [fastest, *(i for i in others if _cost_ratio(i, fastest, trials, raced, scorer).low <= 1.0)]
-        winner = next((i for i in alike if keys[i] == incumbent_key), fastest)
-        order = [winner, *(i for i in (fastest, *others) if i != winner)]
-        tied = [i for i in alike if i != winner]
+        fastest, *others = sorted(left, key=attrgetter("trial.cost"))
+        alike = [fastest, *(one for one in others if _cost_ratio(one, fastest, rules.scorer).low <= 1.0)]
+        winner = next((one for one in alike if one.trial.config_key == incumbent_key), fastest)
+        order = [winner, *(one for one in (fastest, *others) if one is not winner)]
+        tied = [one for one in alike if one is not winner]
         failed = checks.first_that_fails(order, tied)
         if failed is None:
             ties = checks.verified_like(winner, tied)
-            default = next((i for i in order if keys[i] == default_key), None)
-            ranked = [trials[i] for i in order]
-            for place, i in enumerate(order):  # with the digest of its outputs in all repeats of its verification
-                if (digest := checks.readings[i].telemetry.get(OUTPUT_DIGEST)) is not None:
-                    ranked[place] = replace(trials[i], telemetry={**trials[i].telemetry, OUTPUT_DIGEST: digest})
+            default = next((one for one in order if one.trial.config_key == default_key), None)
+            ranked = []
+            for one in order:  # with the digest of its outputs in all repeats of its verification
+                digest = {name: text for name, text in checks.readings[one].telemetry.items() if name == OUTPUT_DIGEST}
+                ranked.append(replace(one.trial, telemetry={**one.trial.telemetry, **digest}))
             return Finals(
                 ranked=tuple(ranked),
-                default=trials[default] if default is not None else None,
-                speedup=_cost_ratio(default, winner, trials, raced, scorer) if default is not None else None,
-                ties=tuple(trials[i].config for i in ties),
-                refused=checks.refused(finalists),
+                default=default.trial if default is not None else None,
+                speedup=_cost_ratio(default, winner, rules.scorer) if default is not None else None,
+                ties=tuple(one.trial.config for one in ties),
+                refused=checks.refused,
                 notices=tuple(checks.notices),
             )
         left.remove(failed)
-    return Finals(refused=checks.refused(finalists), notices=tuple(checks.notices))
+    return Finals(refused=checks.refused, notices=tuple(checks.notices))
 
 
-def hold_race(
-    backend: Backend, racing: Sequence[tuple[Trial, Candidate]], left: Sequence[int], rules: FinalRules
-) -> dict[int, Reading] | None:
-    """Race those finalists that are left; None where there is nothing to race, or no race is possible."""
-    if len(left) < 2:
-        return None
-    round_us = sum(interval_of(racing[i][0]).value for i in left)
-    entries = [
-        Entry(candidate, weight=(trial.cost or 1.0) / (trial.time_us or 1.0))
-        for trial, candidate in (racing[i] for i in left)
-    ]
+def hold_race(backend: Backend, racing: Sequence[Contestant], rules: FinalRules) -> bool:
+    """Race finalists; return False where there is nothing to race, or no race is possible."""
+    if len(racing) < 2:
+        return False
+    trials = [one.trial for one in racing]
+    round_us = sum(trial.time_us or 0.0 for trial in trials)
+    weights = [(trial.cost or 1.0) / (trial.time_us or 1.0) for trial in trials]
+    entries = [Entry(one.candidate, weight=weight) for one, weight in zip(racing, weights, strict=True)]
     most = MIN_ROUNDS if rules.hurried else MAX_ROUNDS
     limit_s = min(RACE_S, _RACE_SHARE * rules.limit_s)
     job = Race.lasting(entries, round_us, rules.seed, limit_s=limit_s, most=most, precision=rules.precision)
-    raced = backend.run(job)
-    return dict(zip(left, raced, strict=True)) if raced else None
+    readings = backend.run(job)
+    for one, reading in zip(racing, readings, strict=True) if readings else ():
+        one.race = reading
+        if reading.rounds_us:  # else it failed before the first round, and has the times of the search
+            timed = with_times(one.trial, reading.rounds_us)
+            one.trial = timed if rules.scorer is None else rules.scorer.scored(timed)
+    return bool(readings)
 
 
 _HURRIED_REPEATS = 10
@@ -210,30 +220,29 @@ new workers."""
 class FinalistChecks:
     """Repeated verification of finalists with two sets of inputs, and compute-sanitizer if it is enabled.
 
-    Each finalist is verified once, and the winner for as long as it takes. The methods refer to the candidates by their
-    indices.
+    Each finalist is verified once, and the winner for as long as it takes.
     """
 
-    def __init__(self, backend: Backend, candidates: Sequence[Candidate], rules: FinalRules) -> None:
+    def __init__(self, backend: Backend, finalists: Sequence[Contestant], rules: FinalRules) -> None:
         self._backend = backend
-        self._candidates = candidates
+        self._finalists = finalists
         self._rules = rules
         self.lost_s = 0.0
         """Time that faulty finalists have cost."""
         self._right_s, self._wrong_s = list[float](), list[float]()
         """Time of a repeat of each finalist that passed, and of each one that failed, in seconds."""
-        self._given_up: set[int] = set()
+        self._given_up = set[Contestant]()
         """Finalists that were left out unverified."""
         self._gives_up = False
         self._repeats = _HURRIED_REPEATS if rules.hurried else REPEATS
         self.left_s = self._limit_s = _HURRIED_CHECKS_S if rules.hurried else rules.limit_s
         """Time that is left after the race and the checks of those that passed."""
-        self.readings: dict[int, Reading] = {}
+        self.readings: dict[Contestant, Reading] = {}
         """Result of each finalist that was verified, or refused by another check."""
         self._second_seed = SECOND_SEED
         self.notices: list[str] = []
         """Checks that could not be made, one line each."""
-        self.sanitized: dict[int, tuple[str, ...]] = {}
+        self.sanitized: dict[Contestant, tuple[str, ...]] = {}
         """Tools of compute-sanitizer that found nothing, for each finalist that they ran."""
 
     def sanitize(self) -> None:
@@ -241,36 +250,36 @@ class FinalistChecks:
         sanitizer = self._backend.sanitizer
         if self._rules.hurried or sanitizer is None:
             return
-        found = sanitizer.check_all(self._candidates)
-        for index, findings in enumerate(found):
-            self.sanitized[index] = tuple(finding.tool for finding in findings if finding.result == "passed")
+        found = sanitizer.check_all([one.candidate for one in self._finalists])
+        for one, findings in zip(self._finalists, found, strict=True):
+            self.sanitized[one] = tuple(finding.tool for finding in findings if finding.result == "passed")
             faults = [finding for finding in findings if finding.result == "failed"]
             if faults:
                 outcome = Outcome.OUT_OF_BOUNDS if faults[0].tool == "memcheck" else Outcome.WRONG_RESULT
-                self.refuse(index, outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize")
+                self.refuse(one, Reading(outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize"))
         unchecked = [finding for findings in found for finding in findings if finding.result == "unchecked"]
         if unchecked:
             self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
 
-    def refuse(self, index: int, outcome: Outcome, reason: str, stage: str) -> None:
+    def refuse(self, finalist: Contestant, fault: Reading) -> None:
         """Record a fault that another check found, unless there is one already."""
-        known = self.readings.get(index)
+        known = self.readings.get(finalist)
         if known is None or known.outcome is Outcome.OK:
-            self.readings[index] = Reading(outcome, reason, stage)
+            self.readings[finalist] = fault
 
-    def passes(self, index: int, *, wins: bool = False, ties: bool = True) -> bool:
+    def passes(self, finalist: Contestant, *, wins: bool = False, ties: bool = True) -> bool:
         """Verify a finalist repeatedly, unless it was; return whether it is correct.
 
         The winner gets all repeats that its deadline permits; those that tie with it share a limited time; and the
         others get a few, after which their times are not reported as a tie.
         """
-        known = self.readings.get(index)
+        known = self.readings.get(finalist)
         repeats = self._repeats if wins or (ties and self.left_s > 0) else min(self._repeats, _FEW_REPEATS)
         more = known is not None and known.outcome is Outcome.OK and _repeats(known) < repeats
         if known is None or (more and (wins or self.left_s > 0)):
             limit_s = None if wins else max(self.left_s, _MIN_CHECK_S)
             start = time.perf_counter()
-            known = self.readings[index] = self._checked(self._candidates[index], repeats, limit_s)
+            known = self.readings[finalist] = self._checked(finalist.candidate, repeats, limit_s)
             elapsed_s = time.perf_counter() - start
             is_right = known.outcome is Outcome.OK
             if is_right and not (wins and self._rules.hurried):
@@ -286,7 +295,7 @@ class FinalistChecks:
     @property
     def remaining_s(self) -> float:
         """Expected time until every finalist is verified, in seconds: as many as so far are faulty."""
-        left = len(self._candidates) - len(self.readings.keys() | self._given_up)
+        left = len(self._finalists) - len(self.readings.keys() | self._given_up)
         right_s = left * _FEW_REPEATS * sum(self._right_s) / max(1, len(self._right_s))
         if not left or not self._wrong_s:
             return right_s
@@ -294,7 +303,7 @@ class FinalistChecks:
         faulty = left * len(self._wrong_s) / (len(self._right_s) + len(self._wrong_s))
         return right_s + min(faulty * each_s, max(0.0, _FAULTS_S - self.lost_s) + each_s)
 
-    def first_that_fails(self, order: Sequence[int], tied: Sequence[int]) -> int | None:
+    def first_that_fails(self, order: Sequence[Contestant], tied: Sequence[Contestant]) -> Contestant | None:
         """Verify finalists until one fails or is given up unverified, and return that one; None if all of them pass.
 
         Those that share values with faulty ones come first, the most alike before the others; then the winner, its
@@ -304,28 +313,27 @@ class FinalistChecks:
         ``order`` holds finalists, the winner first, and ``tied`` those that tie with it.
         """
         by_weight = list(dict.fromkeys([*order[:1], *tied, *order]))
-        while unverified := [i for i in by_weight if i not in self.readings]:
+        while unverified := [one for one in by_weight if one not in self.readings]:
             cleared, faulty = set[tuple[str, Value]](), Counter[tuple[str, Value]]()
             for other, known in self.readings.items():
-                (cleared if known.outcome is Outcome.OK else faulty).update(self._candidates[other].config.items())
+                (cleared if known.outcome is Outcome.OK else faulty).update(other.trial.config.items())
             suspicion = {  # what each has in common with faulty ones, in values that no correct one has
-                i: sum(faulty[item] for item in self._candidates[i].config.items() if item not in cleared)
-                for i in unverified
+                one: sum(faulty[item] for item in one.trial.config.items() if item not in cleared) for one in unverified
             }
             is_over = self.lost_s > _FAULTS_S
             if not is_over and not any(suspicion.values()):
                 break
-            chosen = (min if is_over else max)(unverified, key=lambda i: suspicion[i])
-            right = {i for i, known in self.readings.items() if known.outcome is Outcome.OK}
+            chosen = (min if is_over else max)(unverified, key=suspicion.__getitem__)
+            right = {one for one, known in self.readings.items() if known.outcome is Outcome.OK}
             if self._gives_up and right.intersection(order):
                 self._given_up.add(unverified[-1])
                 return unverified[-1]
-            if not self.passes(chosen, wins=chosen == order[0]):
+            if not self.passes(chosen, wins=chosen is order[0]):
                 self._gives_up = is_over
                 return chosen
-        return next((i for i in by_weight if not self.passes(i, wins=i == order[0], ties=i in tied)), None)
+        return next((one for one in by_weight if not self.passes(one, wins=one is order[0], ties=one in tied)), None)
 
-    def verified_like(self, winner: int, tied: Sequence[int]) -> list[int]:
+    def verified_like(self, winner: Contestant, tied: Sequence[Contestant]) -> list[Contestant]:
         """Return the ties that passed as many repeats as the winner, or all; note how many did not or were left out."""
         if self._given_up:
             self.notices.append(
@@ -333,7 +341,7 @@ class FinalistChecks:
                 f"more than {_FAULTS_S:g} s"
             )
         needed = min(self._repeats, _repeats(self.readings[winner]))
-        ties = [i for i in tied if _repeats(self.readings[i]) >= needed]
+        ties = [one for one in tied if _repeats(self.readings[one]) >= needed]
         if len(ties) < len(tied):
             self.notices.append(
                 f"{plural(len(tied) - len(ties), 'configuration')} as fast as the winner could not be verified as "
@@ -341,13 +349,11 @@ class FinalistChecks:
             )
         return ties
 
-    def refused(self, finalists: Sequence[Trial]) -> tuple[Trial, ...]:
-        """Return the trials of the finalists that failed, with outcome and reason, in the order of detection."""
-        return tuple(
-            replace(finalists[i], outcome=found.outcome, reason=found.reason, stage=found.stage, measurement=None)
-            for i, found in self.readings.items()
-            if found.outcome is not Outcome.OK
-        )
+    @property
+    def refused(self) -> tuple[Trial, ...]:
+        """Trials of the finalists that failed, with outcome and reason, in the order of detection."""
+        failed = {one: found for one, found in self.readings.items() if found.outcome is not Outcome.OK}
+        return tuple(found.result_of(one.trial) for one, found in failed.items())
 
     def _checked(self, candidate: Candidate, repeats: int, limit_s: float | None) -> Reading:
         """Verify a candidate with two sets of inputs, or with one if no second one can be drawn."""
@@ -370,20 +376,19 @@ def _repeats(reading: Reading) -> float:
     return float(reading.telemetry.get("repeats", math.inf))
 
 
-def _cost_ratio(
-    slower: int, faster: int, trials: Sequence[Trial], raced: Mapping[int, Reading], scorer: Scorer | None
-) -> Interval:
+def _cost_ratio(slower: Contestant, faster: Contestant, scorer: Scorer | None) -> Interval:
     """Return the ratio of the costs of two finalists: by their rounds if both raced, else by their intervals."""
-    if slower == faster and raced:
+    if slower is faster and faster.race is not None:
         return Interval(1.0, 1.0, 1.0)
     pair = (faster, slower)
-    rounds: list[Sequence[float]] = [raced[i].rounds_us if i in raced else () for i in pair]
-    costs = rounds
-    if not all(rounds):
-        costs = [(times.value, times.low, times.high) for times in (interval_of(trials[i]) for i in pair)]
+    costs: list[Sequence[float]] = [one.race.rounds_us if one.race is not None else () for one in pair]
+    is_raced = all(costs)
+    if not is_raced:
+        measured = filter(None, (one.trial.measurement for one in pair))
+        costs = [(times.time_us, times.low_us, times.high_us) for times in measured]
     if scorer is not None:
-        costs = [[scorer.cost(trials[i], time_us) for time_us in each] for i, each in zip(pair, costs, strict=True)]
-    if all(rounds):
+        costs = [[scorer.cost(one.trial, time_us) for time_us in each] for one, each in zip(pair, costs, strict=True)]
+    if is_raced:
         return raced_ratio(*costs)
     return ratio_of(*(Interval(value, min(bounds), max(bounds)) for value, *bounds in costs))
 
@@ -394,16 +399,6 @@ def with_times(trial: Trial, times_us: Sequence[float], l2: L2Mode = "cold") -> 
     l2 = trial.measurement.l2 if trial.measurement is not None else l2
     measurement = Measurement(interval.value, interval.low, interval.high, tuple(times_us), l2)
     return replace(trial, outcome=Outcome.OK, reason="", stage="finals", measurement=measurement)
-
-
-def interval_of(trial: Trial) -> Interval:
-    """Return the measured time of a finalist with its interval, in microseconds."""
-    assert trial.measurement is not None
-    return Interval(trial.measurement.time_us, trial.measurement.low_us, trial.measurement.high_us)
-
-
-def _cost(trial: Trial) -> float:
-    return trial.cost if trial.cost is not None else interval_of(trial).value
 
 
 _CONFIRMING_ROUNDS = 30
@@ -441,38 +436,34 @@ def confirm_finals(racing: Sequence[tuple[Trial, Candidate]], backend: Backend, 
         spare = backend.spare() if winner is not None and not rules.hurried else None
         if spare is None or winner is None:
             return finals
-        candidates = {trial.config_key: candidate for trial, candidate in left}
+        where, candidates = spare.uuid or "a second GPU", {trial.config_key: candidate for trial, candidate in left}
+        readings: list[Reading] = []
         try:
-            fault: Reading | None = None
             for trial in finals.ranked:
                 entries = (Entry(candidates[trial.config_key]),)
-                (reading,) = spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
-                if fault is None and reading.outcome is Outcome.OK:
-                    confirmation = _confirmation(spare, finals, candidates, rules.seed, backend.uuid)
-                    return replace(finals, confirmation=confirmation)
-                if fault is None:
-                    fault = replace(reading, reason=f"on {spare.uuid or 'a second GPU'}: {reading.reason}")
-                elif reading.outcome is Outcome.OK:
+                readings += spare.run(Check(entries, _CONFIRMING_REPEATS, _CONFIRMING_CHECK_S))
+                if readings[-1].outcome is Outcome.OK:
                     break
-            else:  # the GPU may be at fault
-                raise AutotileError(f"no finalist is right there: {fault.reason if fault is not None else ''}")
+            fault = replace(readings[0], reason=f"on {where}: {readings[0].reason}", stage="finals")
+            if readings[-1].outcome is not Outcome.OK:  # the GPU may be at fault
+                raise AutotileError(f"no finalist is right there: {fault.reason}")
+            if len(readings) == 1:
+                confirmation = _confirmation(spare, finals, candidates, seed=rules.seed, home=backend.uuid)
+                return replace(finals, confirmation=confirmation)
         except AutotileError as error:
-            notice = f"the winner could not be confirmed on {spare.uuid or 'a second GPU'}: {error}"
+            notice = f"the winner could not be confirmed on {where}: {error}"
             return replace(finals, notices=(*finals.notices, notice))
-        refused.append(replace(winner, outcome=fault.outcome, reason=fault.reason, stage="finals", measurement=None))
+        refused.append(fault.result_of(winner))
         key = winner.config_key
         left = [(trial, candidate) for trial, candidate in left if trial.config_key != key]
 
 
 def _confirmation(
-    spare: Backend, finals: Finals, candidates: Mapping[str, Candidate], seed: int, home: str
+    spare: Backend, finals: Finals, candidates: Mapping[str, Candidate], *, seed: int, home: str
 ) -> Confirmation | None:
     """Race the winner and the default on another GPU."""
-    winner, default = finals.winner, finals.default
-    assert winner is not None
-    racing = [winner]
-    if default is not None and default.config_key != winner.config_key:
-        racing.append(default)
+    winner = finals.ranked[0]
+    racing = list({trial.config_key: trial for trial in (winner, finals.default) if trial is not None}.values())
     round_us = sum(trial.time_us or 0.0 for trial in racing)
     entries = [Entry(candidates[trial.config_key]) for trial in racing]
     raced = spare.run(Race.lasting(entries, round_us, seed, limit_s=_CONFIRMING_RACE_S, most=_CONFIRMING_ROUNDS))

@@ -240,7 +240,25 @@ class GpuGroup(Backend):
                 member.state = "working" if member.state == "starting" else member.state
                 self._changed.notify_all()
             while self._take_tasks(member):
-                self._advance(member)
+                _, reading = member.backend.result()
+                with self._changed:
+                    member.sign_at = time.monotonic()
+                    if self._is_stopped(member):
+                        continue
+                    task = member.tasks[0]
+                if reading.died:
+                    if not self._is_to_blame(member, task):
+                        continue
+                elif reading.measurement is not None and member.scale is None:
+                    self._calibrate(member, task.candidate, reading)
+                with self._changed:
+                    if self._is_stopped(member):
+                        continue
+                    member.tasks.popleft()
+                    member.trials += 1
+                    member.busy_s += sum(reading.seconds.values())
+                    self._finished.append((task.candidate, reading.scaled(member.scale)))
+                    self._changed.notify_all()
         except AutotileError as error:
             self._lose(member, error)
         except BaseException as error:  # a thread must not end without a word
@@ -281,28 +299,6 @@ class GpuGroup(Backend):
                 limit_us /= member.scale
             member.backend.submit(task.candidate, limit_us)
         return True
-
-    def _advance(self, member: _GroupGpu) -> None:
-        """Wait for the oldest candidate of the GPU, and pass its result on."""
-        _, reading = member.backend.result()
-        with self._changed:
-            member.sign_at = time.monotonic()
-            if self._is_stopped(member):
-                return
-            task = member.tasks[0]
-        if reading.died:
-            if not self._is_to_blame(member, task):
-                return
-        elif reading.measurement is not None and member.scale is None:
-            self._calibrate(member, task.candidate, reading)
-        with self._changed:
-            if self._is_stopped(member):
-                return
-            member.tasks.popleft()
-            member.trials += 1
-            member.busy_s += sum(reading.seconds.values())
-            self._finished.append((task.candidate, reading.scaled(member.scale)))
-            self._changed.notify_all()
 
     def _is_to_blame(self, member: _GroupGpu, task: _Submitted) -> bool:
         """Return True if a candidate is at fault for the worker's death, False if it is tried elsewhere."""

@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +17,7 @@ from autotile.core.device import DeviceProperties
 from autotile.errors import WorkerError
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import StopRequest
+from autotile.workers.child import WorkerPool
 
 if TYPE_CHECKING:
     from autotile.tuning.cluster.requests import Cluster
@@ -41,13 +41,15 @@ class Lane:
 
     The user's interrupt is that which all sessions share; None in the main thread, whose session takes it itself. With
     a connection to a scheduler that offers the GPUs, these may be added while a session runs, and their properties are
-    known, if they are of one model; GPUs of this machine, and simulated ones, have none.
+    known, if they are of one model; GPUs of this machine, and simulated ones, have none. The worker processes are those
+    that all sessions share; None for a session that starts and ends its own.
     """
 
     _devices: tuple[GpuName, ...] = ()
     stop: StopRequest | None = None
     cluster: Cluster | None = None
     device: DeviceProperties | None = None
+    worker_pool: WorkerPool | None = None
 
     @property
     def devices(self) -> tuple[GpuName, ...]:
@@ -107,7 +109,8 @@ def run_jobs(
         return
     stop = lane.stop or StopRequest()
     waiting = dict.fromkeys(range(len(jobs)))
-    running: dict[int, tuple[threading.Thread, Lane]] = {}
+    running: dict[int, Lane] = {}
+    threads: dict[int, threading.Thread] = {}
     ended: queue.Queue[tuple[int, Ended | BaseException]] = queue.Queue()
 
     def work(number: int, own: Lane) -> None:
@@ -134,11 +137,11 @@ def run_jobs(
 
     def assign() -> None:
         """Give free GPUs to sessions that have lost theirs, then to problems that wait, then to those that run."""
-        lanes = {number: own for number, (_, own) in running.items()}
-        free = lane.free({gpu for own in lanes.values() for gpu in own.devices})
+        free = lane.free({gpu for own in running.values() for gpu in own.devices})
         if lane.cluster is not None:
             present = {*lane.devices}
-            free = lend({number: own for number, own in lanes.items() if not present & {*own.devices}}, free, once=True)
+            lost = {number: own for number, own in running.items() if present.isdisjoint(own.devices)}
+            free = lend(lost, free, once=True)
         for chosen in [*waiting] if free else ():
             allowed = [gpu for gpu in free if allows(chosen, gpu)]
             if not allowed:
@@ -148,15 +151,14 @@ def run_jobs(
             taken = tuple(allowed[: max(1, len(allowed) // count)])
             del waiting[chosen]
             free = [gpu for gpu in free if gpu not in taken]
-            own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]))
-            thread = threading.Thread(target=work, args=(chosen, own), name=f"problem {chosen}", daemon=True)
-            running[chosen] = thread, own
-            thread.start()
+            running[chosen] = own = Lane(taken, stop, lane.cluster, lane.device_of(taken[0]), lane.worker_pool)
+            threads[chosen] = threading.Thread(target=work, args=(chosen, own), name=f"problem {chosen}", daemon=True)
+            threads[chosen].start()
         if lane.cluster is not None and not waiting:
-            lend({number: own for number, (_, own) in running.items()}, free)
+            lend(running, free)
 
     busy_at = time.monotonic()
-    with stop if lane.stop is None else nullcontext():
+    with stop:
         try:
             while waiting or running:
                 if not stop.requested:
@@ -174,12 +176,13 @@ def run_jobs(
                     number, outcome = ended.get(timeout=_LOOK_S)
                 except queue.Empty:
                     continue
-                running.pop(number)[0].join()
+                del running[number]
+                threads.pop(number).join()
                 if isinstance(outcome, BaseException):
                     raise outcome
                 yield number, outcome
         except BaseException:  # that of a caller who wants no more, too
             stop.requested = stop.aborted = True
-            for thread, _ in running.values():
+            for thread in threads.values():
                 thread.join(_END_S)
             raise

@@ -13,10 +13,10 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from autotile.families.operation_model import (
     fit_model,
     is_declared,
 )
-from autotile.kernel.library import Kernel
 from autotile.kernel.operation import Library, Operation
 from autotile.kernel.problem import Workrate, check_memory, resolve_problem, size_distance
 from autotile.settings import Settings
@@ -48,15 +47,12 @@ from autotile.space.search_space import feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.backend import workload_of
 from autotile.tuning.family_session import FAULTS
-from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Observer, Progress, StopRequest
 from autotile.tuning.result import ScheduleResult
-from autotile.tuning.schedule import Schedule
+from autotile.tuning.schedule import Schedule, open_gpu
 from autotile.tuning.session import Compiling
-from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool
-from autotile.workers.gpu import Gpu
 from autotile.workers.jobs import LIBRARY_VERSION, Entry, Job, Reading, Time
 
 _PROBLEMS = 400
@@ -89,9 +85,6 @@ _SAMPLE_LIMIT_S = 2e-3
 """GPU time of the samples of a configuration beyond the first nine, in seconds."""
 _SAMPLER = "family"
 """Name of these runs in the database; see `UNVERIFIED_SAMPLER` for those of earlier versions."""
-
-CompilingProblem = tuple[Problem, KernelSizes, Sequence[tuple[ModelCandidate, Compiling]]]
-"""A problem, its sizes of each kernel, and the configurations that are being compiled for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,32 +153,27 @@ class OperationFamilyResult(ScheduleResult):
         }
 
 
-class SweptProblem(NamedTuple):
-    """Sizes and flags of a problem, the trial of each configuration there, and the time of each library."""
+@dataclass(eq=False, slots=True)
+class SweptProblem:
+    """A problem of a family, and what was measured at it: the trial of each configuration, the time of each library."""
 
+    problem: Problem
     sizes: Sizes
-    kernels: KernelSizes
-    trials: Mapping[CandidateKey, Trial]
-    libraries: Mapping[str, float]
+    """Sizes and flags, without the conditions."""
+    kernels: Mapping[str, Problem]
+    """The same problem of each kernel that computes it, by the kernel's name."""
+    trials: dict[CandidateKey, Trial] = field(default_factory=dict)
+    libraries: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kernel_sizes(self) -> KernelSizes:
+        """Sizes and flags of each kernel."""
+        return {name: own.sizes for name, own in self.kernels.items()}
 
     @property
     def times_us(self) -> dict[CandidateKey, float]:
         """Time of each configuration that has one, in microseconds."""
         return {key: time_us for key, trial in self.trials.items() if (time_us := trial.time_us)}
-
-
-@contextmanager
-def open_grid(lane: Lane, worker_pool: WorkerPool, options: TuneOptions) -> Iterator[Callable[[Job], list[Reading]]]:
-    """Yield the function that runs the jobs of a sweep: on the GPU that the options name, or on one of a cluster."""
-    if lane.cluster is None:
-        index = options.device_index
-        with closing(Gpu(None, options.run_deadline_s, worker_pool=worker_pool, device_index=index)) as gpu:
-            yield gpu.run
-        return
-    from autotile.tuning.cluster.gpus import grid_on_cluster  # imports Dask
-
-    with grid_on_cluster(lane, options.run_deadline_s) as run:
-        yield run
 
 
 @dataclass
@@ -198,7 +186,6 @@ class Sweep:
 
     operation: Operation
     dtype: str
-    kernels: Mapping[str, Kernel]
     libraries: Sequence[Library]
     family: Family
     schedule: Schedule
@@ -214,6 +201,8 @@ class Sweep:
     _model: OperationModel | None = None
 
     def __post_init__(self) -> None:
+        members = (one for one in self.operation.members if self.dtype in one.dtypes)
+        self.kernels = {member.name: member.load() for member in members}
         self.specs = {name: kernel.spec for name, kernel in self.kernels.items()}
         for spec in self.specs.values():
             reference = spec.reference
@@ -224,114 +213,113 @@ class Sweep:
         self.database, options = self.schedule.database, self.schedule.options
         self.options = replace(options, sample_limit_s=_SAMPLE_LIMIT_S, captured=None)
 
-    def prepare(self, problem: Problem, kernels: KernelSizes, candidates: Sequence[ModelCandidate]) -> CompilingProblem:
+    def at(self, problem: Problem) -> SweptProblem:
+        """Return a problem with the kernels that compute it, each with its sizes and flags."""
+        kernels = {
+            member.name: Problem(member.name, resolve_problem(spec, sizes, problem.dtype).sizes, problem.dtype)
+            for member, sizes in self.operation.fitting(problem, self.device)
+            if (spec := self.specs.get(member.name)) is not None
+        }
+        return SweptProblem(problem, self.operation.without_conditions(problem), kernels)
+
+    def prepare(
+        self, one: SweptProblem, candidates: Sequence[ModelCandidate]
+    ) -> list[tuple[ModelCandidate, Compiling]]:
         """Start the compilation of the configurations that are valid for a problem, best first.
 
         One of the same code, of another problem too, is not started again.
         """
 
-        def submit(make_job: Callable[[], CompileJob]) -> Future[Compiled]:
-            job = make_job()
+        def submit(job: CompileJob) -> Future[Compiled]:
             if job.key not in self._compiled:
-                self._compiled[job.key] = self.compile_pool.submit(lambda: job)
+                self._compiled[job.key] = self.compile_pool.submit(job)
             return self._compiled[job.key]
 
-        begun, problems = [], self._problems_of(kernels)
-        for one in self.valid(kernels, candidates):
-            kernel, own = self.kernels[one.kernel], problems[one.kernel]
-            begun.append((one, Compiling(kernel, own, one.config, self.device, submit=submit)))
-        return problem, kernels, begun
+        begun = []
+        for each in self.valid(one, candidates):
+            of = self.kernels[each.kernel], one.kernels[each.kernel], each.config, self.device
+            begun.append((each, Compiling(*of, submit=submit)))
+        return begun
 
-    def valid(self, kernels: KernelSizes, candidates: Iterable[ModelCandidate]) -> list[ModelCandidate]:
+    def valid(self, one: SweptProblem, candidates: Iterable[ModelCandidate]) -> list[ModelCandidate]:
         """Return the candidates that may run at a problem."""
-        problems = self._problems_of(kernels)
         return [
-            one
-            for one in candidates
-            if (own := problems.get(one.kernel)) is not None
-            and one.key not in self.banned
-            and not check_config(self.specs[one.kernel], one.config, own, self.device)
+            each
+            for each in candidates
+            if (own := one.kernels.get(each.kernel)) is not None
+            and each.key not in self.banned
+            and not check_config(self.specs[each.kernel], each.config, own, self.device)
         ]
 
-    def _problems_of(self, kernels: KernelSizes) -> dict[str, Problem]:
-        return {name: Problem(name, sizes, self.dtype) for name, sizes in kernels.items()}
+    def run(self, one: SweptProblem, begun: Sequence[tuple[ModelCandidate, Compiling]]) -> bool:
+        """Measure configurations at a problem, and store the results.
 
-    def run(self, job: CompilingProblem) -> SweptProblem | None:
-        """Measure a prepared problem, and store the results; None if it cannot be laid out or nothing was measured."""
+        Return False if it cannot be laid out or nothing was measured; then it has no results.
+        """
         trials: dict[CandidateKey, Trial] = {}
         ready: list[tuple[CandidateKey, Trial]] = []
-        problem, kernels, begun = job
-        problems, of = self._problems_of(kernels), (self.schedule.settings, self.options)
-        workloads = tuple(workload_of(self.kernels[name], own, *of) for name, own in problems.items())
-        places = {name: place for place, name in enumerate(problems)}
-        entries = [Entry(library=replace(problem, kernel=one.name), problem=0) for one in self.libraries]
-        for one, compilation in begun:
+        of = self.schedule.settings, self.options
+        workloads = tuple(workload_of(self.kernels[name], own, *of) for name, own in one.kernels.items())
+        places = {name: place for place, name in enumerate(one.kernels)}
+        entries = [Entry(library=replace(one.problem, kernel=each.name), problem=0) for each in self.libraries]
+        for each, compilation in begun:
             trial, candidate = compilation.trial(), compilation.candidate()
             if trial.outcome is Outcome.OK and candidate is not None:
-                ready.append((one.key, trial))
-                entries.append(Entry(candidate, problem=places[one.kernel]))
+                ready.append((each.key, trial))
+                entries.append(Entry(candidate, problem=places[each.kernel]))
             else:
-                trials[one.key] = trial
+                trials[each.key] = trial
         try:
             readings = self.run_job(Time(tuple(entries), grid=True, workloads=workloads))
         except InputError:  # it does not fit in memory
-            return None
+            return False
         timed = dict(zip(self.libraries, readings, strict=False))
         for library, reading in timed.items():
             self._check_version(library, reading)
         own_readings = readings[len(timed) :]
-        measured = {key: _with_result(trial, one) for (key, trial), one in zip(ready, own_readings, strict=True)}
+        measured = {key: own.result_of(trial) for (key, trial), own in zip(ready, own_readings, strict=True)}
         trials |= measured
         self.banned |= {key for key, trial in measured.items() if trial.outcome in FAULTS}
         if not any(trial.outcome.has_time for trial in measured.values()) and not timed:
-            return None
-        device, host = self.device, platform.node()
-        add = partial(self.database.add_run, sampler=_SAMPLER, device=device, driver=device.driver or "", host=host)
-        for name, own in problems.items():  # in one transaction a kernel
+            return False
+        add = partial(self.database.add_run, sampler=_SAMPLER, device=self.device, host=platform.node())
+        for name, own in one.kernels.items():  # in one transaction a kernel
             if stored := [trial for (kernel, _), trial in trials.items() if kernel == name]:
                 add(self._key(own), stored)
-        times: dict[str, float] = {}
         for library, reading in timed.items():
             if reading.measurement is not None:
-                times[library.name] = reading.measurement.time_us
-                trial = _with_result(Trial({}, Outcome.OK), reading)
-                add(self._library_key(problem, library), [trial], phase="final", is_ranked=True)
-        return SweptProblem(self.operation.without_conditions(problem), kernels, trials, times)
+                one.libraries[library.name] = reading.measurement.time_us
+                trial = reading.result_of(Trial({}, Outcome.OK))
+                add(self._library_key(one.problem, library), [trial], phase="final", is_ranked=True)
+        one.trials |= trials
+        return True
 
-    def stored(self, problem: Problem, kernels: KernelSizes, studies: Mapping[str, int]) -> SweptProblem | None:
-        """Return the results of an earlier run at a problem; None if there are none.
+    def read(self, one: SweptProblem, studies: Mapping[str, int]) -> bool:
+        """Read the results of an earlier run at a problem; return False if there are none.
 
         ``studies`` are the ids of the studies in the database, by the digest of their keys.
         """
         trials: dict[CandidateKey, Trial] = {}
         swept = False
-        for name, own in self._problems_of(kernels).items():
+        for name, own in one.kernels.items():
             study_id = studies.get(self._key(own).digest)
             if study_id is None:
                 continue
             samplers = {run.run_id: run.sampler for run in self.database.runs(study_id)}
             swept = swept or _SAMPLER in samplers.values()
-            for one in self.database.stored_trials(study_id):  # the last of each configuration counts
-                if samplers.get(one.run_id) != UNVERIFIED_SAMPLER:
-                    trials[name, one.trial.config_key] = one.trial
+            for stored in self.database.stored_trials(study_id):  # the last of each configuration counts
+                if samplers.get(stored.run_id) != UNVERIFIED_SAMPLER:
+                    trials[name, stored.trial.config_key] = stored.trial
         self.banned |= {key for key, trial in trials.items() if trial.outcome in FAULTS}
         if not swept:
-            return None
-        libraries = {}
+            return False
+        one.trials |= trials
         for library in self.libraries:
-            study_id = studies.get(self._library_key(problem, library).digest)
-            best = self.database.best(study_id=study_id) if study_id is not None else []
-            if best and best[0].trial.time_us is not None:
-                libraries[library.name] = best[0].trial.time_us
-        return SweptProblem(self.operation.without_conditions(problem), kernels, trials, libraries)
-
-    def kernels_of(self, problem: Problem) -> dict[str, dict[str, int]]:
-        """Return the kernels that compute a problem, each with its sizes and flags."""
-        return {
-            member.name: dict(resolve_problem(self.specs[member.name], sizes, problem.dtype).sizes)
-            for member, sizes in self.operation.fitting(problem, self.device)
-            if member.name in self.specs
-        }
+            digest = self._library_key(one.problem, library).digest
+            for best in self.database.best(digest=digest) if digest in studies else ():
+                if best.trial.time_us is not None:
+                    one.libraries[library.name] = best.trial.time_us
+        return True
 
     @staticmethod
     def _check_version(library: Library, reading: Reading) -> None:
@@ -359,12 +347,10 @@ class Sweep:
             problems = self._problems(self.options.trials or 2 * _PROBLEMS)
             names = [*self.kernels, *(f"{self.operation.name}:{name}" for name in self.operation.libraries)]
             studies = {one.key.digest: one.study_id for name in names for one in database.studies(name)}
-            for problem, kernels in problems if studies else ():  # read what an earlier run has measured
-                stored = self.stored(problem, kernels, studies)
-                if stored is not None:
-                    self.measured.append(stored)
-                    for (name, _), trial in stored.trials.items():
-                        self._add(name, trial.config)
+            self.measured = [one for one in problems if studies and self.read(one, studies)]  # of an earlier run
+            for one in self.measured:
+                for (name, _), trial in one.trials.items():
+                    self._add(name, trial.config)
             resumed = len(self.measured)
             self._seed(problems)
             first = max(_MIN_PROBLEMS, len(problems) // 2)
@@ -398,30 +384,28 @@ class Sweep:
         budget_s = self.options.budget_s
         return budget_s is None or self.schedule.elapsed_s < share * budget_s
 
-    def _problems(self, count: int) -> list[tuple[Problem, KernelSizes]]:
+    def _problems(self, count: int) -> list[SweptProblem]:
         """Return problems in an order in which the first ones, however many, cover the family evenly."""
-        found: list[tuple[Problem, KernelSizes]] = []
+        found: list[SweptProblem] = []
         for sizes in spread_members(self.family, _DRAWN * count):
-            problem = self.operation.resolve(sizes, self.dtype)
-            kernels = self.kernels_of(problem)
-            if not kernels:
+            one = self.at(self.operation.resolve(sizes, self.dtype))
+            if not one.kernels:
                 continue
-            own = next(iter(self._problems_of(kernels).values()))
-            spec = self.specs[own.kernel]
+            name, own = next(iter(one.kernels.items()))
             try:
-                check_memory(spec, own, self.device)
+                check_memory(self.specs[name], own, self.device)
             except InputError:
                 continue
-            flops = Workrate.of(spec, own).flops
+            flops = Workrate.of(self.specs[name], own).flops
             if flops is None or flops <= _MAX_FLOPS:
-                found.append((problem, kernels))
+                found.append(one)
                 if len(found) == count:
                     break
         if not found:
             raise InputError(f"no kernel of {self.operation.name} computes a problem of {self.family}")
         return found
 
-    def _seed(self, problems: Sequence[tuple[Problem, KernelSizes]]) -> None:
+    def _seed(self, problems: Sequence[SweptProblem]) -> None:
         """Collect configurations: defaults, earlier winners, and those with the best estimates at some problems."""
         for name, spec in self.specs.items():
             self._add(name, spec.default)
@@ -430,8 +414,8 @@ class Sweep:
             distinct = distinct_configs(config for config in winners if is_declared(spec, config))
             for place in np.linspace(0, len(distinct) - 1, min(len(distinct), _MAX_WINNERS)).astype(int):
                 self._add(name, distinct[place])
-        for _, kernels in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
-            for name, own in self._problems_of(kernels).items():
+        for problem in problems[:_SEEDED_PROBLEMS] if not self.measured else ():
+            for name, own in problem.kernels.items():
                 try:
                     space = feasible_space(self.specs[name], own, self.device)
                 except InputError:
@@ -450,18 +434,16 @@ class Sweep:
         one = ModelCandidate(name, dict(config))
         return self.candidates.setdefault(one.key, one)
 
-    def _measure(self, problems: Sequence[tuple[Problem, KernelSizes]], share: float) -> None:
+    def _measure(self, problems: Sequence[SweptProblem], share: float) -> None:
         """Measure problems that were not, until a share of the budget is used; the next one compiles meanwhile."""
-        known = {tuple(one.sizes.items()) for one in self.measured}
-        left = (one for one in problems if tuple(self.operation.without_conditions(one[0]).items()) not in known)
-        jobs = (self.prepare(*one, self._chosen(*one)) for one in left)
+        left = (one for one in problems if one not in self.measured)
+        jobs = ((one, self.prepare(one, self._chosen(one))) for one in left)
         job = next(jobs, None)
         while job is not None and self._has_time(share) and not self._stop.requested:
             following = next(jobs, None)
-            swept = self.run(job)
-            if swept is not None:
-                self.measured.append(swept)
-            self._report("measuring", job[0])
+            if self.run(*job):
+                self.measured.append(job[0])
+            self._report("measuring", job[0].problem)
             job = following
 
     def _report(self, phase: Literal["measuring", "learning"], problem: Problem | None = None) -> None:
@@ -477,18 +459,17 @@ class Sweep:
         )
         self.schedule.observe(progress)
 
-    def _chosen(self, problem: Problem, kernels: KernelSizes) -> list[ModelCandidate]:
+    def _chosen(self, problem: SweptProblem) -> list[ModelCandidate]:
         """Return the configurations to measure at a problem: those expected to be the fastest, then others.
 
         Without a model, the expected loss is the mean of the losses nearby, weighted by distance.
         """
-        valid = self.valid(kernels, self.candidates.values())
-        sizes = self.operation.without_conditions(problem)
+        valid = self.valid(problem, self.candidates.values())
         numbers = {one.key: number for number, one in enumerate(valid)}
         total = np.full(len(valid), _UNKNOWN_WEIGHT * _UNKNOWN_LOSS)
         weights = np.full(len(valid), _UNKNOWN_WEIGHT)
         for near in self.measured:
-            differing, doublings = size_distance(sizes, near.sizes)
+            differing, doublings = size_distance(problem.sizes, near.sizes)
             weight = math.exp(-(doublings + _FLAG_DOUBLINGS * differing) / _NEAR_DOUBLINGS)
             timed = near.times_us
             best_us = min(timed.values(), default=math.nan)
@@ -499,7 +480,7 @@ class Sweep:
         losses = total / weights
         order = list(losses)
         if self._model is not None:
-            ranked, _, of = self._model.rank(sizes, kernels, self.specs, self.device)
+            ranked, _, of = self._model.rank(problem.sizes, problem.kernel_sizes, self.specs, self.device)
             expected = {of(number).candidate.key: place for place, number in enumerate(ranked)}
             order = [expected.get(one.key, len(expected) + losses[place]) for place, one in enumerate(valid)]
         ordered = [valid[number] for number in np.argsort(order, kind="stable")]
@@ -525,7 +506,7 @@ class Sweep:
             times_us = {key: time_us for key, time_us in one.times_us.items() if key in kept}
             times_us |= {libraries[name].key: time_us for name, time_us in one.libraries.items()}
             if times_us:
-                problems.append((one.sizes, one.kernels, times_us))
+                problems.append((one.sizes, one.kernel_sizes, times_us))
         of = self.operation.name, self.dtype, self.device, self.specs
         self._model, held_out = fit_model(*of, candidates=candidates, problems=problems, flags=self.operation.flags)
         # what the networks choose at problems that they were not fitted to
@@ -548,18 +529,18 @@ class Sweep:
     def _try_variants(self) -> None:
         """Try neighbours of the best configuration in one parameter, in random order, where a library is faster."""
         losing = []
-        for number, one in enumerate(self.measured):
+        for one in self.measured:
             timed = [(t.time_us, key) for key, t in one.trials.items() if t.outcome is Outcome.OK and t.time_us]
             if timed and one.libraries:
                 (best_us, key), library_us = min(timed), min(one.libraries.values())
                 if library_us < _LOSING * best_us:
-                    losing.append((best_us / library_us, key, number))
+                    losing.append((best_us / library_us, key, one))
         losing.sort(key=lambda item: -item[0])
-        for _, key, number in losing[:_MUTATED]:
+        for _, key, one in losing[:_MUTATED]:
             if not self._has_time(_MEASURING_SHARE) or self._stop.requested:
                 return
-            best, one = self.candidates[key], self.measured[number]
-            own, spec, found = self._problems_of(one.kernels)[best.kernel], self.specs[best.kernel], []
+            best = self.candidates[key]
+            own, spec, found = one.kernels[best.kernel], self.specs[best.kernel], []
             for parameter in spec.parameters:
                 values = list(parameter.values)
                 place = values.index(best.config[parameter.name])
@@ -569,23 +550,8 @@ class Sweep:
                         found.append(config)
             chosen = self._random.permutation(len(found))[:_MUTATIONS]
             variants = [self._add(best.kernel, found[int(number)]) for number in chosen]
-            problem = self.operation.resolve(one.sizes, self.dtype)
-            again = self.run(self.prepare(problem, one.kernels, [best, *variants]))
-            if again is not None:
-                trials, libraries = {**one.trials, **again.trials}, {**one.libraries, **again.libraries}
-                self.measured[number] = one._replace(trials=trials, libraries=libraries)
-            self._report("measuring", problem)
-
-
-def _with_result(trial: Trial, reading: Reading) -> Trial:
-    return replace(
-        trial,
-        outcome=reading.outcome,
-        reason=reading.reason,
-        stage="measure" if reading.outcome.has_time else "verify",
-        measurement=reading.measurement,
-        telemetry={**trial.telemetry, **reading.telemetry},
-    )
+            self.run(one, self.prepare(one, [best, *variants]))
+            self._report("measuring", one.problem)
 
 
 def operation_family(operation: Operation, words: Iterable[str], dtype: str) -> Family:
@@ -632,12 +598,11 @@ def tune_operation_family(
     An `InputError` says that there is no GPU, no kernel computes any problem of the family, too few problems were
     measured, or the database cannot be written.
     """
-    kernels = {member.name: member.load() for member in operation.members if dtype in member.dtypes}
     with Schedule.open(settings, options, observe) as schedule:
-        lane, device, worker_pool = schedule.lane, schedule.device, schedule.worker_pool
+        lane, device = schedule.lane, schedule.device
         if device is None:
             raise InputError("a family of an operation is measured on a GPU, and there is none here")
         farm = lane.cluster.compilers if lane.cluster is not None else None
-        with closing(schedule.compilers(farm=farm)) as pool, open_grid(lane, worker_pool, options) as run_job:
+        with closing(schedule.compilers(farm=farm)) as pool, open_gpu(lane, options) as run_job:
             named = tuple(one for one in libraries if one.call is None)
-            return Sweep(operation, dtype, kernels, named, family, schedule, device, pool, run_job).cover()
+            return Sweep(operation, dtype, named, family, schedule, device, pool, run_job).cover()

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import JsonObject, attributes, to_document
@@ -51,11 +51,10 @@ from autotile.tuning.lanes import Lane
 from autotile.tuning.options import DEFAULT_TRIALS, TuneOptions
 from autotile.tuning.progress_state import Observer, Place
 from autotile.tuning.result import WORK, ScheduleResult
-from autotile.tuning.schedule import Schedule
-from autotile.tuning.session import Compiling, Pipeline
-from autotile.workers.child import GPU_WORKER, WorkerPool, memory_share_bytes
+from autotile.tuning.schedule import Schedule, open_gpu
+from autotile.tuning.session import Compiling
+from autotile.workers.child import GPU_WORKER, memory_share_bytes
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
-from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import (
     LIBRARY_VERSION,
     MAX_ROUNDS,
@@ -238,6 +237,9 @@ _CHECKS = 4
 """Verifications of a candidate or a library before the race; a kernel's own finals verified its winner repeatedly."""
 
 
+_UNTIMED = Trial({}, Outcome.NOT_AVAILABLE, "it was not timed")
+
+
 @dataclass(slots=True)
 class _Entrant:
     """A kernel of the operation, and what it has reached."""
@@ -288,7 +290,6 @@ def tune_operation(
     proposed: Proposed = lambda specs, sizes, device: (),
     observe: Observer = lambda _: None,
     lane: Lane | None = None,
-    worker_pool: WorkerPool | None = None,
 ) -> OperationResult:
     """Tune the kernels that compute a problem within one budget, and race the best of each with the libraries.
 
@@ -299,7 +300,7 @@ def tune_operation(
 
     The conditions are among the sizes of the problem. Of the options, ``budget_s`` is the wall time of everything, and
     ``trials`` the number of configurations of all kernels together. What `Served` and `Proposed` return is tried first.
-    The lane and the worker processes may be shared with sessions in other threads. An `InputError` says that no kernel
+    The lane may be shared with sessions in other threads. An `InputError` says that no kernel
     computes the problem, none of them runs, an option is of one kernel, or the database cannot be written.
     """
     of_one_kernel = {
@@ -315,7 +316,7 @@ def tune_operation(
     for name, is_given in of_one_kernel.items():
         if is_given:
             raise InputError(f"{name}: an operation takes no such option; tune one of its kernels by name with it")
-    with Schedule.open(settings, options, observe, lane, worker_pool) as schedule:
+    with Schedule.open(settings, options, observe, lane) as schedule:
         device = schedule.device
         entrants = [
             _Entrant(kernel := member.load(), resolve_problem(kernel.spec, sizes, problem.dtype))
@@ -501,9 +502,10 @@ class _Halving:
             return []
         raced_us = _RACED_WITHIN * ran[0].time_us
         near = [one for one in ran if one.state != "dropped" or one.time_us <= raced_us][:_MAX_RACED]
-        device, schedule = self._device, self.schedule
+        device, schedule, l2 = self._device, self.schedule, self.options.l2
         assert device is not None
         raced: dict[str, Trial] = {}
+        contest: Sequence[tuple[Trial, str]] = ()
         if not _is_replayed(device):
             finalists = [(one.kernel, one.problem, one.best) for one in near if one.best is not None]
             try:
@@ -511,31 +513,23 @@ class _Halving:
             except (WorkerError, InputError, ToolchainError) as error:
                 cause = "the last race could not be held, and the times of the kernels' own finals are compared"
                 schedule.notices[f"{cause}: {error}"] = None
-                return self._compared(near, {})
-            l2 = self.options.l2
-            for one, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
-                raced[one.name] = trial
-                self._store(key_of(one.kernel, one.problem, device, l2_mode=l2), trial, device)
-                one.best = trial if trial.outcome is Outcome.OK else None
-                one.fail("failed", trial.reason)
-            for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=True):
-                raced[library.name] = trial
-                of = self.operation, self.problem, device, library.name, version or library.version
-                self._store(library_key(*of, l2_mode=l2), trial, device)
         elif self.libraries:
             schedule.notices["launches are replayed: no library can be timed here"] = None
-        return self._compared(near, raced)
-
-    def _compared(self, near: Sequence[_Entrant], raced: Mapping[str, Trial]) -> list[TunedContender]:
-        """Return all contenders with their ratios to the fastest of those that were raced."""
-        contenders = [one.contender() for one in self.entrants]
+        for entrant, (trial, _) in zip(near, contest, strict=False):  # the libraries follow
+            raced[entrant.name] = trial
+            self._store(key_of(entrant.kernel, entrant.problem, device, l2_mode=l2), trial, device)
+            entrant.best = trial if trial.outcome is Outcome.OK else None
+            entrant.fail("failed", trial.reason)
+        for library, (trial, version) in zip(self.libraries, contest[len(near) :], strict=False):
+            raced[library.name] = trial
+            of = self.operation, self.problem, device, library.name, version or library.version
+            self._store(library_key(*of, l2_mode=l2), trial, device)
+        contenders = [entrant.contender() for entrant in self.entrants]
         for library in self.libraries:
-            trial = raced.get(library.name)
-            one = TunedContender(library.name, is_library=True, trial=trial)
-            if trial is None or trial.outcome is not Outcome.OK:
-                reason = trial.reason if trial is not None else "it was not timed"
-                one = replace(one, trial=None, state="failed", reason=reason)
-            contenders.append(one)
+            trial = raced.get(library.name, _UNTIMED)
+            is_ok = trial.outcome is Outcome.OK
+            came_out: Any = {"trial": trial} if is_ok else {"trial": None, "state": "failed", "reason": trial.reason}
+            contenders.append(TunedContender(library.name, is_library=True, **came_out))
         measured = {one.name: times for one in contenders if one.trial and (times := one.trial.measurement) is not None}
         names = {*(one.name for one in near), *(library.name for library in self.libraries)}
         racing = [name for name in measured if name in names]
@@ -566,7 +560,6 @@ class _Halving:
             phase="final",
             is_ranked=trial.outcome is Outcome.OK,
             seed=self.options.seed,
-            driver=device.driver or "",
             host=platform.node(),
             summary={"operation": self.operation.name},
         )
@@ -596,41 +589,27 @@ def hold_contest(
     A `WorkerError` says that the worker died, an `InputError` that the problems do not fit in memory beside one
     another, and a `ToolchainError` that the device does not work.
     """
-    settings, options = schedule.settings, schedule.options
-    worker_pool, lane = schedule.worker_pool, schedule.lane
+    settings, options, lane = schedule.settings, schedule.options, schedule.lane
     with ExitStack() as stack:
-        workloads = []
+        workloads, entries = [], list[Entry]()
         for kernel, own_problem, _ in finalists:
             folder = expected_folder(kernel, own_problem, options)
             if folder is not None:
                 stack.callback(folder.close)
                 folder.wait()
             workloads.append(workload_of(kernel, own_problem, settings, options, folder))
-        backend: Backend
-        if lane.cluster is not None:
-            from autotile.tuning.cluster.gpus import free_gpu  # imports Dask
-            from autotile.tuning.cluster.worker import GpuRequest
-
-            work = GpuRequest(finalists[0][0].name, workloads[0], options.run_deadline_s)
-            backend = free_gpu(lane, work)
-        else:
-            backend = gpu = Gpu(workloads[0], options.run_deadline_s, worker_pool=worker_pool, device=device)
-        stack.enter_context(closing(backend))
-        candidates = []
         with closing(schedule.compilers()) as pool:
             for kernel, own_problem, trial in finalists:  # whose cubins are in the cache unless they were trimmed
-                compiled = Pipeline(kernel, own_problem, backend, pool).recompile([trial])
-                if not compiled:
+                compiled = Compiling(kernel, own_problem, trial.config, device, submit=pool.submit).candidate()
+                if compiled is None:
                     raise InputError(f"{kernel.name}: the best configuration does not compile any more")
-                candidates.append(compiled[0][1])
+                entries.append(Entry(compiled, problem=len(entries)))
         round_us = sum(trial.time_us or 0.0 for _, _, trial in finalists) * (1 + len(libraries) / len(finalists))
-        entries = [Entry(one, problem=place) for place, one in enumerate(candidates)]
         entries += [Entry(library=replace(problem, kernel=library.name), problem=0) for library in libraries]
         job = Race.lasting(entries, round_us, options.seed, checks=_CHECKS, workloads=workloads)
         own = {library.name: library.call for library in libraries if library.call is not None}
         if own and lane.cluster is None:
-            gpu.close()
-            if idle := worker_pool.acquire_idle(GPU_WORKER, str(options.device_index)):
+            if lane.worker_pool and (idle := lane.worker_pool.acquire_idle(GPU_WORKER, str(options.device_index))):
                 idle.close()  # frees its memory
             from autotile.cuda.toolchain import load_cupy
             from autotile.workers.bench import Bench
@@ -644,18 +623,13 @@ def hold_contest(
                         raise WorkerError("the race failed: a candidate overwrote the data of the others")
             except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError) as error:
                 raise WorkerError(f"the race failed: {error}") from None
-        elif lane.cluster is None:
-            readings = gpu.raced(job)
         else:
-            readings = backend.run(job)
-            if len(readings) != len(job.entries):
-                raise WorkerError(f"the reply of {backend.uuid} holds no times")
+            readings = stack.enter_context(open_gpu(lane, options))(job)
     raced = []
     known = [*(trial for _, _, trial in finalists), *(Trial({}, Outcome.OK) for _ in libraries)]
     for trial, reading in zip(known, readings, strict=True):
         if reading.outcome is not Outcome.OK:
-            fault = replace(trial, outcome=reading.outcome, reason=reading.reason, stage="finals", measurement=None)
-            raced.append((fault, ""))
+            raced.append((replace(reading, stage="finals").result_of(trial), ""))
             continue
         version = str(reading.telemetry.get(LIBRARY_VERSION, "")) if lane.cluster is not None else ""
         raced.append((with_times(trial, reading.rounds_us, options.l2), version))

@@ -216,8 +216,7 @@ def is_final(database: Database, key: TuningKey, *, raced: bool) -> bool:
 
     A session that was killed, or still runs, leaves the best trial so far; one of an operation, winners of few kernels.
     """
-    bests = database.best(key.kernel, dtype=key.dtype, sizes=key.sizes, gpu_name=key.gpu_name)
-    final = [best for best in bests if best.key == key and best.confirmed]
+    final = (best for best in database.best(digest=key.digest) if best.confirmed)
     return any(not raced or best.run.sampler in (CONTEST, "race") for best in final)
 
 

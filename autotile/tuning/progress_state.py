@@ -24,8 +24,8 @@ from autotile.workers.jobs import REPEATS, finals_limit_s, race_rounds
 class StopRequest:
     """Context in which the first SIGINT only sets `requested`, and the next one raises `KeyboardInterrupt`.
 
-    Outside the main thread, where Python delivers no signals, the context has no effect. Sessions in several threads
-    share one, which the main thread has entered.
+    Outside the main thread, where Python delivers no signals, the context has no effect: sessions in several threads
+    enter one that the main thread has entered.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
+        if threading.current_thread() is threading.main_thread() and self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 
     def _receive(self, *_: object) -> None:

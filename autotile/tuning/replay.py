@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from autotile.core.device import DeviceProperties
 from autotile.core.forks import cached_property
 from autotile.core.model import ENERGY, ERROR, Config, Outcome, Problem
 from autotile.core.statistics import DISCARD_RATIO, discard_reason
@@ -28,16 +27,36 @@ from autotile.workers.jobs import Candidate, Check, Job, Race, Reading
 class ReplayBackend(Backend):
     """A GPU that replays a recording: results are looked up, and nothing runs.
 
-    One of several that are simulated has a ``uuid``, and takes part in races. It takes some ``seconds`` for each
-    candidate; its ``slowness`` is the factor of its times to the recorded ones, 1.03 for a GPU that is 3 % slower. A
-    recording that does not state the properties of its GPU is a `RecordingError`.
+    With the options of a session, its notice says what is replayed, and why. One of several that are simulated has a
+    ``uuid``, and takes part in races. It takes some ``seconds`` for each candidate; its ``slowness`` is the factor of
+    its times to the recorded ones, 1.03 for a GPU that is 3 % slower. A recording that does not state the properties of
+    its GPU is a `RecordingError`.
     """
 
     def __init__(
-        self, recording: Recording, notice: str = "", *, uuid: str = "", slowness: float = 1.0, seconds: float = 0.0
+        self,
+        recording: Recording,
+        options: TuneOptions | None = None,
+        *,
+        uuid: str = "",
+        slowness: float = 1.0,
+        seconds: float = 0.0,
     ) -> None:
-        self.device = structs.replace(_recorded_device(recording), source="replayed")
-        self.notice = notice
+        key, device = recording.header.key, recording.header.device
+        if device is None:
+            raise RecordingError(
+                f"the recording names the GPU {key.gpu_name!r}, of which nothing is known; "
+                "replay needs the device's properties"
+            )
+        self.device = structs.replace(device, source="replayed")
+        if options is not None:
+            reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
+            # an imported result may name the device in other words
+            self.notice = f"{reason}: launches are replayed from measurements recorded on {device.name}"
+            if not key.template_hash:
+                self.notice += ", imported: of which version of the kernel is not known"
+            if options.verify_sizes:
+                self.notice += "; nothing runs at the problems of --verify-problem"
         self.uuid = uuid
         self._recording = recording
         self._slowness = slowness
@@ -146,24 +165,3 @@ def open_recording(kernel: Kernel, problem: Problem, options: TuneOptions, folde
             "only times, and the compiler says registers; leave that objective out, or tune on a GPU"
         )
     return recording
-
-
-def _recorded_device(recording: Recording) -> DeviceProperties:
-    if recording.header.device is None:
-        raise RecordingError(
-            f"the recording names the GPU {recording.header.key.gpu_name!r}, of which nothing is known; "
-            "replay needs the device's properties"
-        )
-    return recording.header.device
-
-
-def replay_notice(recording: Recording, options: TuneOptions) -> str:
-    """Return the line for the user that says what is replayed, and why."""
-    reason = "replay was asked for" if options.replay is not None else "there is no CUDA device here"
-    name = _recorded_device(recording).name  # an imported result may name it in other words
-    notice = f"{reason}: launches are replayed from measurements recorded on {name}"
-    if not recording.header.key.template_hash:
-        notice += ", imported: of which version of the kernel is not known"
-    if options.verify_sizes:
-        notice += "; nothing runs at the problems of --verify-problem"
-    return notice

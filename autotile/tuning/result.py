@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from autotile.exchange.recording import RecordingHeader
     from autotile.report.study import StudyData
     from autotile.search.importance import ParameterEffects
-    from autotile.search.transfer import MisleadingSource  # imports Optuna
+    from autotile.search.transfer import MisleadingSource
 
 _PARTS = ("learnt_from", "not_learnt_from", "load", "gpus", "confirmation", "drift", "stopped")
 """Fields of a result whose JSON is that of their values."""
@@ -104,9 +104,7 @@ class Front:
 
     def values(self, trial: Trial) -> tuple[float, ...]:
         """Return the value of each of the ``names`` for a trial."""
-        reached = objective_values(trial, self.objectives)
-        assert reached is not None
-        pairs = zip(self.names, reached, strict=True)
+        pairs = zip(self.names, objective_values(trial, self.objectives) or (), strict=True)
         return tuple(trial.scores[name] if name == OBJECTIVE else value for name, value in pairs)
 
     def table(self, winner: Config) -> ResultTable:
@@ -130,8 +128,8 @@ class Front:
         """Return a plain dictionary."""
         keys = [OBJECTIVES.get(name, name) for name in self.names]
         entries = [
-            {"config": dict(trial.config), "time_us": trial.time_us, **dict(zip(keys, self.values(trial), strict=True))}
-            for trial in self.trials
+            {"config": dict(one.config), "time_us": one.time_us, **dict(zip(keys, self.values(one), strict=True))}
+            for one in self.trials
         ]
         return {"objectives": list(self.objectives), "front": entries}
 

@@ -21,6 +21,8 @@ from autotile.tuning.result import TuneResult
 from autotile.tuning.session import tune
 from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import CompilePool, worker_count
+from autotile.workers.gpu import Gpu
+from autotile.workers.jobs import Job, Race, Reading
 
 if TYPE_CHECKING:
     from autotile.database.database import Database
@@ -41,6 +43,23 @@ def open_lane(options: TuneOptions, *, is_of_one_model: bool = True) -> Iterator
         yield lane
 
 
+@contextmanager
+def open_gpu(lane: Lane, options: TuneOptions) -> Iterator[Callable[[Job], list[Reading]]]:
+    """Yield a function that runs jobs whose entries have problems of their own, as `autotile.workers.gpu.Gpu` does.
+
+    They run on the GPU that the options name, or on one of a cluster. A `WorkerError` says that a race broke.
+    """
+    if lane.cluster is None:
+        pool, index = lane.worker_pool, options.device_index
+        with closing(Gpu(None, options.run_deadline_s, worker_pool=pool, device_index=index)) as gpu:
+            yield lambda job: gpu.raced(job) if isinstance(job, Race) else gpu.run(job)
+        return
+    from autotile.tuning.cluster.gpus import jobs_on_cluster  # imports Dask
+
+    with jobs_on_cluster(lane, options.run_deadline_s) as run:
+        yield run
+
+
 @dataclass
 class Schedule:
     """Sessions that share GPUs, worker processes, a database, an observer and the user's interrupt; see `open`."""
@@ -50,7 +69,6 @@ class Schedule:
     observer: Observer
     lane: Lane
     database: Database
-    worker_pool: WorkerPool
     begun_s: float
     """Of the monotonic clock."""
     notices: dict[str, None] = field(default_factory=dict)
@@ -62,14 +80,9 @@ class Schedule:
     @classmethod
     @contextmanager
     def open(
-        cls,
-        settings: Settings,
-        options: TuneOptions,
-        observe: Observer,
-        lane: Lane | None = None,
-        worker_pool: WorkerPool | None = None,
+        cls, settings: Settings, options: TuneOptions, observe: Observer, lane: Lane | None = None
     ) -> Iterator[Self]:
-        """Open the database, the worker processes unless a pool is given, and the GPUs of the options or the lane.
+        """Open the database, the GPUs of the options or the lane, and the worker processes unless the lane has some.
 
         An `InputError` is raised if the GPUs cannot be reached, or the database cannot be written.
         """
@@ -79,8 +92,8 @@ class Schedule:
         with ExitStack() as stack:
             lane = lane or stack.enter_context(open_lane(options))
             database = stack.enter_context(Database.open(location))
-            worker_pool = worker_pool or stack.enter_context(WorkerPool(worker_count(options.workers)))
-            yield cls(settings, options, observe, lane, database, worker_pool, time.monotonic())
+            lane.worker_pool = lane.worker_pool or stack.enter_context(WorkerPool(worker_count(options.workers)))
+            yield cls(settings, options, observe, lane, database, time.monotonic())
 
     @property
     def device(self) -> DeviceProperties | None:
@@ -100,7 +113,7 @@ class Schedule:
         ``given`` are other arguments of `CompilePool`.
         """
         of = self.settings, workers or worker_count(self.options.workers), self.options.compile_deadline_s
-        return CompilePool(*of, worker_pool=self.worker_pool, **given)
+        return CompilePool(*of, worker_pool=self.lane.worker_pool, **given)
 
     def observe(self, progress: Progress, *places: Place) -> None:
         """Report the state of a session at its places in schedules, the innermost first; of one at a time."""
@@ -110,7 +123,7 @@ class Schedule:
     def tune(self, kernel: Kernel, problem: Problem, options: TuneOptions, lane: Lane, place: Place) -> TuneResult:
         """Hold a session with the GPUs of a lane; errors as for `autotile.tuning.session.tune`."""
         of = kernel, problem, self.settings, lane.options(options), lambda progress: self.observe(progress, place)
-        result = tune(*of, worker_pool=self.worker_pool, lane=lane)
+        result = tune(*of, lane=lane)
         self.notices.update(dict.fromkeys(result.notices))
         self.interrupted = self.interrupted or result.interrupted
         return result

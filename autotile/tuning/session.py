@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -72,7 +72,6 @@ from autotile.tuning.progress_state import (
 )
 from autotile.tuning.result import WORK, Recorded, TuneResult, measure_drift, pareto_front
 from autotile.tuning.start import Scorer, SearchPlan, StepTimes, independent_groups, session_objective
-from autotile.workers.child import WorkerPool
 from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 from autotile.workers.gpu import Backend
 from autotile.workers.jobs import Candidate, finals_limit_s
@@ -110,7 +109,6 @@ def tune(
     options: TuneOptions,
     observe: Observer = lambda _: None,
     *,
-    worker_pool: WorkerPool | None = None,
     lane: Lane | None = None,
 ) -> TuneResult:
     """Tune a kernel for a problem: search, verify, measure and store; then race the best and name the winner.
@@ -118,7 +116,7 @@ def tune(
     An `InputError` is raised if the problem does not fit, the space is empty, the kernel is broken, or the database
     cannot be written, and a `ToolchainError` if NVRTC, CuPy or the driver does not work.
     """
-    with open_session(kernel, problem, settings, options, observe, worker_pool=worker_pool, lane=lane) as session:
+    with open_session(kernel, problem, settings, options, observe, lane=lane) as session:
         return session.run()
 
 
@@ -176,14 +174,14 @@ def open_session(
     options: TuneOptions,
     observe: Observer = lambda _: None,
     *,
-    worker_pool: WorkerPool | None = None,
     lane: Lane | None = None,
 ) -> Iterator[Session]:
     """Open a session: its device, its space and its database.
 
-    ``observe`` is called with the state of the session after each trial. Without a pool, worker processes start and end
-    here; without a lane, the GPUs are those of the options, and the user's interrupt is received here.
+    ``observe`` is called with the state of the session after each trial. Without a lane, the GPUs are those of the
+    options, worker processes start and end here, and the user's interrupt is received here.
     """
+    lane = lane or Lane()
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     location = settings.database if options.database is None else options.database
@@ -194,7 +192,7 @@ def open_session(
         for used in (options.replay, parse_location(location)):
             check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
     with ExitStack() as stack:
-        chosen = choose_backend(kernel, problem, settings, options, worker_pool, lane=lane)
+        chosen = choose_backend(kernel, problem, settings, options, lane)
         backend = stack.enter_context(closing(chosen))
         for sizes in (problem.sizes, *options.verify_sizes):
             check_memory(kernel.spec, replace(problem, sizes=sizes), backend.device)
@@ -202,13 +200,13 @@ def open_session(
         workers = worker_count(options.workers)
         # Two cores are the session's and the GPU worker's meanwhile. Sessions that share workers may open at the same
         # time, and would start as many each.
-        is_alone = worker_pool is None and options.replay is None and not options.scheduler
+        is_alone = lane.worker_pool is None and options.replay is None and not options.scheduler
         compile_pool = CompilePool(
             settings,
             workers,
             options.compile_deadline_s,
             ready=is_alone * max(1, min(_MAX_READY, workers - 2, options.trial_target or workers)),
-            worker_pool=worker_pool,
+            worker_pool=lane.worker_pool,
             timeline=timeline,
             farm=backend.farm,
         )
@@ -226,8 +224,7 @@ def open_session(
             if reason := check_config(kernel.spec, config, problem, backend.device):
                 raise ConfigError(f"{config_text(config)} cannot be tried: {reason}")
         backend.await_reference()  # behind all that begins at the same time; no budget includes it
-        stop = lane.stop if lane is not None else None
-        yield Session(pipeline, options, space=space, database=database, observe=observe, stop=stop)
+        yield Session(pipeline, options, space=space, database=database, observe=observe, stop=lane.stop)
 
 
 class Session:
@@ -253,7 +250,6 @@ class Session:
         self._stopped: Stopped | None = None
         self._effects: ParameterEffects | None = None
         self._finals: Finals | None = None
-        self._receives_stop = stop is None
         self._stop = stop or StopRequest()
         self._begun_s = time.monotonic()
         self._phases_s: dict[str, float] = {}
@@ -350,7 +346,7 @@ class Session:
         trial.
         """
         aborted = False
-        with self._stop if self._receives_stop else nullcontext():
+        with self._stop:
             self._start_run()
             with self._resources:  # leaves the record, which ends the run in any case, and reads it back
                 try:
@@ -904,11 +900,11 @@ class Compiling:
         config: Config,
         device: DeviceProperties,
         *,
-        submit: Callable[[Callable[[], CompileJob]], Future[Compiled]],
+        submit: Callable[[CompileJob], Future[Compiled]],
         verify_sizes: Sequence[Sizes] = (),
     ) -> None:
         def at(sizes: Sizes) -> Future[Compiled]:
-            return submit(lambda: compile_job(kernel, config, problem.at(sizes), device.architecture))
+            return submit(compile_job(kernel, config, problem.at(sizes), device.architecture))
 
         self._kernel, self._problem, self._device = kernel, problem, device
         self._trial: Trial | None = None
@@ -941,10 +937,7 @@ class Compiling:
                 if compiled.cubin is not None and (found := other.result()).cubin is None:
                     reason = f"at {config_text(sizes)}: {found.reason}"
                     compiled = replace(found, reason=reason, seconds=compiled.seconds)
-            plan = LaunchPlan.of(self._kernel.spec, self.config, self._problem, self._device)
-            self._trial = gated_trial(
-                self._kernel, self._problem, self.config, compiled, plan=plan, device=self._device
-            )
+            self._trial = gated_trial(self._kernel, self._problem, self.config, compiled, self._device)
         return self._trial
 
     def candidate(self) -> Candidate | None:
@@ -1093,9 +1086,7 @@ class Pipeline:
             for stage, seconds in reading.seconds.items():
                 self.timeline.add(track, stage, start_s, start_s + seconds, config=config_text(candidate.config))
                 start_s += seconds
-        compiled = candidate.trial()
-        taken_over = attributes(reading, "outcome", "reason", "stage", "measurement", "telemetry", "gpu")
-        trial = replace(compiled, seconds={**compiled.seconds, **reading.seconds}, **taken_over)
+        trial = reading.result_of(candidate.trial())
         if reading.captured:  # its outputs, for a check by a function of the user's
             assert self.kernel.inspection is not None
             with self.timeline.span("session", "inspect"):
@@ -1127,12 +1118,13 @@ class Pipeline:
 
 
 def gated_trial(
-    kernel: Kernel, problem: Problem, config: Config, compiled: Compiled, *, plan: LaunchPlan, device: DeviceProperties
+    kernel: Kernel, problem: Problem, config: Config, compiled: Compiled, device: DeviceProperties
 ) -> Trial:
     """Return the trial of a configuration up to the second gate: its compiled resources fit on the device.
 
     A `SpecError` is raised if a function takes other parameters than the declared arguments.
     """
+    plan = LaunchPlan.of(kernel.spec, config, problem, device)
     trial = Trial(
         config,
         compiled.outcome,

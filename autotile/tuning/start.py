@@ -343,6 +343,10 @@ class SearchPlan:
         """Return the search, which has not learned from trials yet."""
         from autotile.search.search import Search
 
+        def estimated_us(space: SearchSpace) -> NDArray[np.float64] | None:
+            found = estimate_times(self._spec, self._problem, self._device, space)
+            return found.time_us if found is not None else None
+
         # the first two are always among them, so that a resumed search repeats the proposals of its first session
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
         seeded = [config for config in (self.default, self._served, new) if config is not None]
@@ -354,17 +358,11 @@ class SearchPlan:
             first=distinct_configs(seeded),
             available=self._available,
             trials=self._options.trial_target,
-            ahead=self.lookahead.compiling,
             objectives=self._options.objectives,
             sources=self._sources,
-            estimate=self._estimated_us if by_time else None,
+            estimate=estimated_us if by_time else None,
         )
         return self.search
-
-    def _estimated_us(self, space: SearchSpace) -> NDArray[np.float64] | None:
-        """Estimate the time of each row in microseconds, shape (rows,); None if the file does not say enough."""
-        found = estimate_times(self._spec, self._problem, self._device, space)
-        return found.time_us if found is not None else None
 
 
 _WORD = re.compile(r"\w+")

@@ -17,7 +17,7 @@ import numpy as np
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import Config, Outcome, Problem, Trial, config_key, config_text, distinct_configs
-from autotile.core.statistics import Interval, raced_ratio, ratio_of
+from autotile.core.statistics import Interval, raced_ratio, ratio_of_times
 from autotile.core.text import Facts, Part, Result, device_text, interval_text, plural, time_text
 from autotile.database.database import Database, StoredBest, database_location, open_existing
 from autotile.database.keys import key_of, version_of
@@ -28,13 +28,11 @@ from autotile.settings import Settings, read_settings
 from autotile.space.limits import check_config
 from autotile.space.search_space import feasible_space
 from autotile.tuning.backend import choose_backend
-from autotile.tuning.finals import FinalistChecks, FinalRules, hold_race, interval_of, with_times
+from autotile.tuning.finals import Contestant, FinalistChecks, FinalRules, hold_race
 from autotile.tuning.options import TuneOptions, for_given
 from autotile.tuning.result import TuneResult, trial_entry
 from autotile.tuning.session import Pipeline, tune
 from autotile.workers.compile_pool import CompilePool
-from autotile.workers.gpu import Backend
-from autotile.workers.jobs import Reading
 
 CandidateVerdict = Literal["wrong", "slower", "equal", "faster", "right"]
 
@@ -171,62 +169,58 @@ def judge(
             rows = np.unique(np.linspace(0, len(space) - 1, _CONFIRMING).astype(int)).tolist()
             default = [dict(kernel.spec.default)] if space.row_of(kernel.spec.default) is not None else []
             tried = [configs[1], *default, *map(space.config, rows)]  # those of rows are from all parts of the space
-            confirm_agreement(theirs, backend, distinct_configs(tried))
-        return judge_on(backend, problem, (ours, theirs), configs, options.seed)
+            confirm_agreement(theirs, distinct_configs(tried))
+        return judge_on((ours, theirs), configs, options.seed)
 
 
-def confirm_agreement(pipeline: Pipeline, backend: Backend, configs: Sequence[Config]) -> None:
+def confirm_agreement(pipeline: Pipeline, configs: Sequence[Config]) -> None:
     """Run a kernel without a reference until two of its configurations agree on the outputs; else an `InputError`."""
-    compilations = [pipeline.compile(config) for config in configs]
+    compilations, backend = [pipeline.compile(config) for config in configs], pipeline.backend
     backend.wait()
-    working = [one for each in compilations if pipeline.run(each).outcome is Outcome.OK and (one := each.candidate())]
+    ran = [(pipeline.run(one), one.candidate()) for one in compilations]
+    working = [Contestant(trial, one) for trial, one in ran if trial.outcome is Outcome.OK and one is not None]
     checks = FinalistChecks(backend, working, FinalRules(configs[0], limit_s=_CHECKS_S))
-    if not any(checks.passes(index, ties=False) for index in range(len(working))):
+    if not any(checks.passes(one, ties=False) for one in working):
         raise InputError(
             "the kernel has no reference, and no two of its configurations agree, so there is nothing to verify a "
             "candidate against; add a reference"
         )
 
 
-def judge_on(
-    backend: Backend, problem: Problem, pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config], seed: int
-) -> CandidateCheck:
+def judge_on(pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config], seed: int) -> CandidateCheck:
     """Compile, verify and measure a candidate and the winner; race them, and verify the candidate as a winner is.
 
-    Pipelines and configurations are those of the candidate and of the winner.
+    Pipelines and configurations are those of the candidate and of the winner, on the same GPU.
     """
+    problem, backend = pipelines[0].problem, pipelines[0].backend
     compilations = [pipeline.compile(config) for pipeline, config in zip(pipelines, configs, strict=True)]
     backend.wait()
     candidate, winner = (pipeline.run(one) for pipeline, one in zip(pipelines, compilations, strict=True))
     ours, theirs = (one.candidate() for one in compilations)
     if candidate.outcome is not Outcome.OK or ours is None:
         return CandidateCheck(problem, backend.device, candidate, winner, None, 0)
-    checks = FinalistChecks(backend, [ours], FinalRules(configs[1], limit_s=_CHECKS_S))
+    own, other = Contestant(candidate, ours), None
+    checks = FinalistChecks(backend, [own], FinalRules(configs[1], limit_s=_CHECKS_S))
     checks.sanitize()
-    raced: Mapping[int, Reading] = {}
     notices: list[str] = []
     if winner.outcome is Outcome.OK and theirs is not None:
-        racing = [(candidate, ours), (winner, theirs)]
-        raced = hold_race(backend, racing, [0, 1], FinalRules(configs[1], seed=seed)) or {}
-        if not raced and backend.source == "cuda":
+        other = Contestant(winner, theirs)
+        if not hold_race(backend, [own, other], FinalRules(configs[1], seed=seed)) and backend.source == "cuda":
             notices.append("the race broke: a launch failed or overwrote the data of the other")
     else:
         notices.append(f"the winner does not run now, so there is no ratio: {winner.outcome}: {winner.reason}")
-    if raced and raced[0].outcome is not Outcome.OK:
-        checks.refuse(0, raced[0].outcome, raced[0].reason, "finals")
-    checks.passes(0, wins=True)
-    refused = checks.refused([candidate])
+    if own.race is not None and own.race.outcome is not Outcome.OK:
+        checks.refuse(own, replace(own.race, stage="finals"))
+    checks.passes(own, wins=True)
+    refused = checks.refused
     speedup = None
-    if not refused and raced:
-        speedup = raced_ratio(raced[0].rounds_us, raced[1].rounds_us)
-    elif not refused and backend.source != "cuda" and winner.outcome is Outcome.OK:
-        speedup = ratio_of(interval_of(candidate), interval_of(winner))
-    if raced:
-        pair = enumerate((candidate, winner))  # one that could not be loaded has no times
-        candidate, winner = (with_times(one, times) if (times := raced[i].rounds_us) else one for i, one in pair)
-    candidate = refused[0] if refused else candidate
-    repeats = int(checks.readings[0].telemetry.get("repeats", 0))
-    told, sanitized = (*notices, *checks.notices), checks.sanitized.get(0, ())
+    if not refused and other is not None and own.race is not None and other.race is not None:
+        speedup = raced_ratio(own.race.rounds_us, other.race.rounds_us)
+    elif not refused and backend.source != "cuda" and candidate.measurement and winner.measurement:
+        speedup = ratio_of_times(candidate.measurement, winner.measurement)
+    repeats = int(checks.readings[own].telemetry.get("repeats", 0))
+    told, sanitized = (*notices, *checks.notices), checks.sanitized.get(own, ())
+    candidate, winner = refused[0] if refused else own.trial, other.trial if other is not None else winner
     return CandidateCheck(problem, backend.device, candidate, winner, speedup, repeats, told, sanitized)
 
 
@@ -347,5 +341,5 @@ def check_served(
     key = key_of(kernel, problem, device, l2_mode=options.l2)
     verdict = replace(trial, measurement=None, stage="verify")
     with Database.open(database_location(options.database), set_damage_aside=False) as database:
-        database.add_run(key, [verdict], sampler="verify", device=device, driver=device.driver or "", phase="final")
+        database.add_run(key, [verdict], sampler="verify", device=device, phase="final")
     return check, "" if trial.outcome.has_time else f"{trial.outcome}: {trial.reason}"

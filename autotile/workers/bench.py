@@ -362,16 +362,11 @@ class _LoadedKernel:
         load_cupy().cuda.Device(workload.device_index).use()
         cache = CubinCache(Path(workload.cache), workload.cache_limit_bytes)
         self.support = SupportKernels(cache, self.device.architecture)
-        source, reference = workload.reference_source, None
-        if source is not None:
-            reference = Kernel(
-                self.spec,
-                source.source,
-                Path(source.template_path),
-                source.source_hash,
-                include_folders=tuple(map(Path, source.include_folders)),
-                template_names=frozenset(source.template_names),
-            )
+        reference = None
+        if workload.reference_source is not None:
+            text, path, digest, folders, names = workload.reference_source
+            of = self.spec, text, path, digest
+            reference = Kernel(*of, include_folders=folders, template_names=frozenset(names))
         self.references = ExpectedOutputs(
             self.spec,
             self.support,

@@ -138,6 +138,12 @@ def parsed_reply(reply: Fields, schema: type[_Parsed]) -> _Parsed:
     raise WorkerError(error, stage)
 
 
+def fault_reply(error: AutotileError) -> Fields:
+    """Return the reply to a request that failed, of which `parsed_reply` makes the error again."""
+    kind = "input" if isinstance(error, InputError) else "" if isinstance(error, WorkerError) else "toolchain"
+    return {"error": str(error), "kind": kind}
+
+
 Stage = Callable[[str], None]
 """Called with the name of a stage before the worker enters it."""
 Handler = Callable[[Fields, Stage], Fields]
@@ -202,7 +208,7 @@ def serve(handler: Handler, prepare: Callable[[], object] = lambda: None, channe
         try:
             reply = handler(request, channel.enter)
         except AutotileError as error:
-            reply = {"error": str(error), "kind": "input" if isinstance(error, InputError) else "toolchain"}
+            reply = fault_reply(error)
         channel.reply(reply)
         if reply.get("last"):
             os._exit(0)  # a regular exit would wait for a corrupt CUDA context

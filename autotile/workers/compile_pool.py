@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -178,22 +178,17 @@ class CompilePool:
         self._update_busy(0)
         return self._busy_s
 
-    def submit(self, make_job: Callable[[], CompileJob], deadline_s: float | None = None) -> Future[Compiled]:
+    def submit(self, job: CompileJob, deadline_s: float | None = None) -> Future[Compiled]:
         """Compile in the background; a candidate that fails is a result, not an error of the future.
 
         A cubin in the cache is returned at once, since another thread takes longer to begin than to read it.
 
-        The future raises `ToolchainError` if nothing can be compiled at all, `InputError` if the cubin cache or
+        Raise `ToolchainError` if nothing can be compiled at all; so does the future, `InputError` if the cubin cache or
         temporary files cannot be written, and `WorkerError` if no process can be started.
         """
         done: Future[Compiled] = Future()
         start = self.begun_at = time.perf_counter()
-        try:
-            job = make_job()
-            cubin = self._cache.get(job.key)
-        except Exception as error:
-            done.set_exception(error)
-            return done
+        cubin = self._cache.get(job.key)
         if cubin is None:
             with self._lock:
                 if self._closing:
@@ -397,7 +392,7 @@ def compile_in_worker(job: CompileJob, settings: Settings, deadline_s: float) ->
     """
     memory_bytes = memory_share_bytes(available_cores())
     with closing(CompilePool(settings, 1, deadline_s, memory_bytes=memory_bytes)) as pool:
-        return pool.submit(lambda: job).result()
+        return pool.submit(job).result()
 
 
 _caches: dict[tuple[str, int], CubinCache] = {}

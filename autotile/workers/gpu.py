@@ -195,8 +195,6 @@ class Gpu(Backend):
         self._last_reason = ""
         self._queue: deque[Time] = deque()
         """Jobs of one entry that were submitted and have no result, oldest first."""
-        self._sent = 0
-        """Number of these that the present worker was sent."""
         self._known_good: Time | None = None
         """Job of the newest candidate that ran to its end, with a limit of 0: it is dropped after three samples, enough
         to show that it runs."""
@@ -221,7 +219,8 @@ class Gpu(Backend):
     @property
     def has_result(self) -> bool:  # type: ignore[override]
         """Whether the worker has replied to the oldest candidate."""
-        return self._sent > 0 and self._child is not None and self._child.has_reply()
+        child = self._child
+        return self._is_open and child is not None and bool(child.outstanding) and child.has_reply()
 
     def submit(self, candidate: Candidate, limit_us: float | None = None) -> None:
         """Send one candidate to the worker, to be verified and measured after those submitted before."""
@@ -382,28 +381,25 @@ class Gpu(Backend):
             if self._queue and self._queue[0] is job:
                 self._send_queue(child)
                 self._queue.popleft()
-                self._sent -= 1
                 reply = child.receive(deadline_s)
             else:
                 reply = child.request(job_message(job), deadline_s, stage_limits_s)
-            last = reply.get("last", False)
             parsed = parsed_reply(reply, Readings)
-            if last and parsed.readings and (broken := parsed.readings[-1]).outcome is Outcome.CRASHED:
+            if parsed.last and parsed.readings and (broken := parsed.readings[-1]).outcome is Outcome.CRASHED:
                 # an assertion in a kernel is printed, not returned; after it come complaints of what CuPy destroys
                 reason = ": ".join(filter(None, [broken.reason, child.last_line("Assertion")]))
                 parsed.readings[-1] = replace(broken, reason=reason)
         except BaseException:
             self._drop_child()
             raise
-        if last:
+        if parsed.last:
             self._drop_child()
         return parsed
 
     def _send_queue(self, child: Child) -> None:
         """Send the jobs that the worker was not sent; those that it does not handle are sent to the next one."""
-        for job in islice(self._queue, self._sent, None):
+        for job in islice(self._queue, len(child.outstanding), None):
             child.send(job_message(job), self._deadline_s)
-            self._sent += 1
 
     def _start(self, *, reuse: bool = True) -> Child:
         """Start a worker, or reuse an idle one of the device, and send it the problem once the reference is known."""
@@ -447,7 +443,6 @@ class Gpu(Backend):
         raise AssertionError
 
     def _drop_child(self) -> None:
-        self._sent = 0
         if self._child is not None:
             self._child.kill()
             self._child = None

@@ -14,22 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autotile.core.documents import Count, Finite, Name, NonNegative, Positive, Text, TimeUs, Whole, convert, to_fields
-from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem, Sizes
+from autotile.core.model import GPU_SCALE, STEP_TIME, Config, L2Mode, Measurement, Outcome, Problem, Sizes, Trial
 
 if TYPE_CHECKING:
     from autotile.cuda.function import StepFunctions
     from autotile.kernel.spec import KernelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceSource:
-    """Source of a reference kernel; fields are those of `autotile.kernel.library.Kernel`."""
-
-    source: str
-    template_path: str
-    source_hash: Name
-    include_folders: tuple[str, ...] = ()
-    template_names: tuple[str, ...] = ()
+ReferenceSource = tuple[str, Path, Name, tuple[Path, ...], tuple[str, ...]]
+"""Source of a reference kernel, its file, its hash, the folders of its headers and the names of its template's
+parameters, as of `autotile.kernel.library.Kernel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +212,19 @@ class Reading:
     """UUID of the GPU; empty if it is not known."""
     died: bool = False
     """Whether the worker crashed or hung with the entry; one that ends after a wrong result has not died."""
+
+    def result_of(self, trial: Trial) -> Trial:
+        """Return the trial of a candidate with what the reading found; what it does not state stays."""
+        return replace(
+            trial,
+            outcome=self.outcome,
+            reason=self.reason,
+            stage=self.stage,
+            measurement=self.measurement,
+            gpu=self.gpu or trial.gpu,
+            seconds={**trial.seconds, **self.seconds},
+            telemetry={**trial.telemetry, **self.telemetry},
+        )
 
     def scaled(self, scale: float | None) -> Reading:
         """Return the reading with its times multiplied by a factor, which its telemetry states; None for none."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import select
 import shutil
 import signal
 import sys
@@ -126,32 +125,29 @@ class ExpectedFolder:
     def _begin(self, inputs: Sequence[DrawnInputs], limit_s: float) -> None:
         _flush()
         try:
-            self._reader, writer = os.pipe()
+            self._answers = os.memfd_create("autotile-reference")
             try:
-                self._process = _fork(partial(self._answer, inputs, writer), self._reader)
+                self._process = _fork(partial(self._answer, inputs))
             except BaseException:
-                os.close(self._reader)
+                os.close(self._answers)
                 raise
-            finally:
-                os.close(writer)
         except OSError as error:
             reason = error.strerror
             raise InputError(f"{self._place} cannot be called, as there is no process for it: {reason}") from None
         self._seeds = [seed for _, seed, _ in inputs]
         self._limit_s, self._deadline_s = limit_s, time.monotonic() + limit_s
-        self._unread = b""
+        self._read = 0
+        """Number of bytes of the answers that were read."""
 
-    def _answer(self, inputs: Sequence[DrawnInputs], writer: int) -> NoReturn:
-        """Call the function in the child for each set of inputs, and end it; an answer is a line of JSON in a pipe.
+    def _answer(self, inputs: Sequence[DrawnInputs]) -> NoReturn:
+        """Call the function in the child for each set of inputs, and end it; an answer is a line of JSON in memory.
 
         It is empty, or the error that ends the calls. The caller handles what is raised here.
         """
 
         def answer(error: str) -> None:
             _flush()
-            line = encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode() + b"\n"
-            while line:
-                line = line[os.write(writer, line) :]
+            os.write(self._answers, encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode() + b"\n")
 
         try:
             try:
@@ -163,15 +159,22 @@ class ExpectedFolder:
             except BaseException as fault:
                 answer(f"the reference cannot be computed: {_described(fault)}")
         except BaseException:  # even the description of an exception may raise another
-            os.write(writer, b'"the reference cannot be computed, and its exception cannot be described"\n')
+            os.write(self._answers, b'"the reference cannot be computed, and its exception cannot be described"\n')
         os._exit(0)
 
     def _next_fault(self) -> str:
         """Wait for the answer to the next set, and return what is wrong with it; empty if nothing is."""
-        assert self._process is not None
-        place, answer = self._place, self._next_line(self._process)
-        if answer is None:
-            return f"{place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
+        place, process = self._place, self._process
+        assert process is not None
+        while True:
+            has_ended = not is_running(process)  # what it has written is there then
+            answer, end, _ = os.pread(self._answers, _MAX_ANSWER, self._read).partition(b"\n")
+            if end or has_ended or len(answer) == _MAX_ANSWER:
+                break
+            if time.monotonic() > self._deadline_s:
+                return f"{place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
+            time.sleep(_LOOK_S)
+        self._read += len(answer + end)
         if not answer:
             status = self._end()
             how = f"with status {os.waitstatus_to_exitcode(status)}" if status is not None else "or closed its files"
@@ -181,31 +184,11 @@ class ExpectedFolder:
         except DataError:
             return f"{place}: its process sent a damaged answer; it must not write to files that it has not opened"
 
-    def _next_line(self, process: int) -> bytes | None:
-        """Read a line that the child writes; None if it takes too long, empty or incomplete if the child ended.
-
-        Processes that the child has started may keep the pipe open, so its end is not waited for.
-        """
-        poll = select.poll()  # not select: a program that embeds the tuner may have more than 1,024 files open
-        poll.register(self._reader, select.POLLIN)
-        while b"\n" not in self._unread and len(self._unread) < _MAX_ANSWER:
-            left_s = self._deadline_s - time.monotonic()
-            has_ended = not is_running(process)
-            ready = poll.poll(0.0 if has_ended else 1e3 * min(_POLL_S, max(left_s, 0.0)))
-            part = os.read(self._reader, _MAX_ANSWER) if ready else b""
-            if (ready or has_ended) and not part:
-                break
-            if not ready and left_s <= 0:
-                return None
-            self._unread += part
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
     def _end(self) -> int | None:
         """Kill the child if it still runs; else return its status, None if another thread of the program has it."""
         process, self._process = self._process, None
         assert process is not None
-        os.close(self._reader)
+        os.close(self._answers)
         end = time.monotonic() + _GRACE_S
         while (runs := is_running(process)) and time.monotonic() < end:
             time.sleep(0.001)
@@ -279,8 +262,8 @@ def shaped_problems(spec: KernelSpec, problem: Problem) -> list[dict[str, int]]:
 _MAX_SHAPES = 64
 
 
-def _fork(run: Callable[[], NoReturn], reader: int) -> int:
-    """Fork a child that calls a function, without the parent's end of a pipe; return its id.
+def _fork(run: Callable[[], NoReturn]) -> int:
+    """Fork a child that calls a function; return its id.
 
     The child must never return into the program that called autotile. No handler of a signal may interrupt it before
     it is within a ``finally``: signals are blocked until their handlers are removed.
@@ -297,7 +280,6 @@ def _fork(run: Callable[[], NoReturn], reader: int) -> int:
                             with suppress(ValueError):  # in an interpreter other than the first
                                 signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-                    os.close(reader)
                     run()
                 finally:
                     os._exit(1)
@@ -315,7 +297,8 @@ def _flush() -> None:
 _MAX_ERROR = 4000
 """Characters of an error; more is cut, before it becomes JSON."""
 _MAX_ANSWER = 64 << 10
-_POLL_S = 0.2
+_LOOK_S = 0.001
+"""Interval at which the parent looks for an answer, or the end of the child, whoever else holds its files."""
 
 
 def _text(error: BaseException) -> str:

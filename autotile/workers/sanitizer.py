@@ -88,7 +88,6 @@ class Finding:
     result: ToolResult
     reason: str = ""
     """Reason, on one line; empty if the candidate passed."""
-    seconds: float = 0.0
 
 
 def find_sanitizer(named: str = "") -> Path:
@@ -125,11 +124,45 @@ class Sanitizer:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def check(self, candidate: Candidate, tool: Tool) -> Finding:
-        """Run one candidate under one tool; failures of the run are findings, not errors."""
-        start = time.perf_counter()
+        """Run one candidate under one tool; failures of the run are findings, not errors.
+
+        Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
+        """
         with tempfile.TemporaryDirectory(prefix="autotile-", ignore_cleanup_errors=True) as folder:
-            result, reason = self._run(candidate, tool, Path(folder))
-        return Finding(tool, result, reason, round(time.perf_counter() - start, 3))
+            request, output, errors = (Path(folder) / name for name in ("request.json", "output", "errors"))
+            job = Time((Entry(candidate, problem=0),), workloads=(self._workload,))
+            request.write_text(encode_json(job_message(job)), encoding="utf-8")
+            limit_s = math.ceil(self._deadline_s)
+            command = [
+                *(str(self._program), "--tool", tool),
+                *("--launch-timeout", str(limit_s)),
+                "--kill",
+                *("--target-processes", "application-only"),
+                *("--show-backtrace", "no"),  # of the host code, which is autotile's
+                *("--print-limit", "20"),
+                *_OPTIONS[tool],
+                *(sys.executable, "-P", "-m", _WORKER_MODULE, str(limit_s + _GRACE_S), str(request)),
+            ]
+            try:
+                with output.open("wb") as stdout, errors.open("wb") as stderr:
+                    process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        env={**worker_environment(), "TMPDIR": folder},
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                reason = f"could not be checked: {self._program} cannot be started: {error.strerror}"
+                return Finding(tool, "unchecked", reason)
+            try:
+                trouble = self._watch(process, [output, errors])
+            finally:
+                kill_group(process)  # the tool and the child under it
+                ended = f"it ended with exit code {reap(process)}"
+            last = next(reversed(_text(errors).strip().splitlines()), ended)
+            return Finding(tool, *_judged(_text(output), trouble, ended, last))
 
     def check_all(
         self, candidates: Sequence[Candidate], tools: Sequence[Tool] = TOOLS, at_once: int = 4
@@ -144,45 +177,6 @@ class Sanitizer:
                 self._stop.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
-
-    def _run(self, candidate: Candidate, tool: Tool, folder: Path) -> tuple[ToolResult, str]:
-        """Return the result of a run and its reason.
-
-        Only a message about the kernel is a failure, and only a run that completed without trouble is a pass.
-        """
-        request, output, errors = (folder / name for name in ("request.json", "output", "errors"))
-        job = Time((Entry(candidate, problem=0),), workloads=(self._workload,))
-        request.write_text(encode_json(job_message(job)), encoding="utf-8")
-        limit_s = math.ceil(self._deadline_s)
-        command = [
-            *(str(self._program), "--tool", tool),
-            *("--launch-timeout", str(limit_s)),
-            "--kill",
-            *("--target-processes", "application-only"),
-            *("--show-backtrace", "no"),  # of the host code, which is autotile's
-            *("--print-limit", "20"),
-            *_OPTIONS[tool],
-            *(sys.executable, "-P", "-m", _WORKER_MODULE, str(limit_s + _GRACE_S), str(request)),
-        ]
-        try:
-            with output.open("wb") as stdout, errors.open("wb") as stderr:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env={**worker_environment(), "TMPDIR": str(folder)},
-                    start_new_session=True,
-                )
-        except OSError as error:
-            return "unchecked", f"could not be checked: {self._program} cannot be started: {error.strerror}"
-        try:
-            trouble = self._watch(process, [output, errors])
-        finally:
-            kill_group(process)  # the tool and the child under it
-            ended = f"it ended with exit code {reap(process)}"
-        last = next(reversed(_text(errors).strip().splitlines()), ended)
-        return _judged(_text(output), trouble, ended, last)
 
     def _watch(self, process: subprocess.Popen[bytes], files: Sequence[Path]) -> str:
         """Wait for the end of a run; return why it was not waited for, empty if it ended."""

@@ -227,7 +227,7 @@ def test_a_device_is_the_index_or_the_name_of_a_gpu_of_this_machine(run, scale_t
 def test_a_run_without_a_winner_is_1(run, scale_toml, recording, monkeypatch):
     tune = tuning.sessions.tune
     without = {"winner": None, "default": None, "speedup": None, "ties": (), "outcomes": {Outcome.CRASHED: 12}}
-    monkeypatch.setattr(tuning.sessions, "tune", lambda *given: replace(tune(*given), **without))
+    monkeypatch.setattr(tuning.sessions, "tune", lambda *given, **lane: replace(tune(*given, **lane), **without))
     answer = run("tune", scale_toml, SIZES, f"--replay={recording}", "--json")
     assert answer.code == 1
     assert answer.document["winner"] is None

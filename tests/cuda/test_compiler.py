@@ -256,7 +256,7 @@ class TestLimits:
     @pytest.mark.parametrize("compiler", COMPILERS)
     @pytest.mark.parametrize(("source", "entry", "expected"), CASES)
     def test_outcome_and_reason(self, pool, source, entry, expected, compiler):
-        compiled = pool.submit(lambda: job(source, entry, compiler)).result()
+        compiled = pool.submit(job(source, entry, compiler)).result()
         assert compiled.outcome is (Outcome.RESOURCE_EXCEEDED if expected else Outcome.COMPILE_FAILED)
         assert compiled.reason.startswith(expected)
         assert "\0" not in compiled.reason

@@ -89,6 +89,30 @@ def test_products_are_those_of_numpy_also_in_a_graph(dtype, batch, trans_a, tran
 
 
 @pytest.mark.gpu(shared=True)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("sizes", [(1, 512, 768), (16, 4096, 1024), (128, 1024, 520), (300, 999, 333)])
+def test_launches_at_other_addresses_compute_what_a_call_computes(sizes, dtype, has_bias):
+    m, n, k = sizes
+    generator, stream = cupy.random.default_rng(0), cupy.cuda.Stream(non_blocking=True)
+    gemm = Gemm(GemmLayout(m, n, k, 1, False, True, dtype, dtype), 0)
+    with stream:
+        call = gemm.relocatable(gemm.memory(stream.ptr), 3 + has_bias)
+        if call is None:  # more than kernels, as for some sums in parts
+            assert (dtype, has_bias) == ("float32", has_bias)
+            pytest.skip("cuBLAS does not compute this product by kernels alone")
+        for offset in (0, 8, 40):  # of 16 bytes, or more
+            x, y, bias, made, expected = (
+                generator.standard_normal(offset + size).astype(dtype)[offset:]
+                for size in (m * k, n * k, n, m * n, m * n)
+            )
+            added = (bias.data.ptr,) * has_bias
+            call.launch(stream.ptr, (x.data.ptr, y.data.ptr, made.data.ptr, *added))
+            gemm(stream.ptr, (x.data.ptr, y.data.ptr, expected.data.ptr, *added))
+            assert bool((made == expected).all())
+
+
+@pytest.mark.gpu(shared=True)
 def test_float32_is_not_computed_in_tf32():
     a, b = (cupy.full((256, 256), 1 + 2.0**-12, "float32") for _ in range(2))
     c = cupy.empty((256, 256), "float32")

@@ -1,6 +1,8 @@
 """Launches without a GPU: graphs of one launch, kernels of several steps, parameters, inputs, numbers of the driver."""
 
+import ctypes
 import gc
+import struct
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +26,9 @@ from autotile.cuda import function as function_module
 from autotile.cuda import packing
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.cuda.driver import _RELAXED
-from autotile.cuda.function import LaunchSequence, ParameterBlock, StepFunctions, make_launch_graph
+from autotile.cuda.function import LaunchSequence, ParameterBlock, RelocatableCall, StepFunctions, make_launch_graph
 from autotile.cuda.packing import DATA_TYPES, PROMOTIONS, SWIZZLES, pack_launches
-from autotile.errors import ArgumentError
+from autotile.errors import ArgumentError, ToolchainError
 from autotile.kernel.arguments import BufferArgument, ElementType, ScalarArgument, decode_scalar, encode_scalar
 from autotile.kernel.expressions import parse_expression
 from autotile.kernel.inputs import make_input
@@ -351,6 +353,144 @@ class TestGraphs:
         del made
         gc.collect()
         assert (len(kept), cuda.destroyed) == (1, [("Stream", True)])
+
+
+class Driver:
+    """The part of the driver that reads graphs, of launches that a function returns for the addresses of a call.
+
+    A launch is its function, bytes of the parameters, whether these are one buffer, and its attributes.
+    """
+
+    def __init__(self, launches: Callable[..., list[tuple[int, list[bytes], bool, dict[int, int]]]]) -> None:
+        self.launches = launches
+        self.edges = [(2, 1, 1)]
+        """Pairs of nodes, with the kind of each edge; here in another order than that of the nodes."""
+        self.held: list[Any] = []
+        self.destroyed = 0
+
+    def queue(self, stream: int, addresses: tuple[int, ...]) -> None:
+        assert stream == 77
+        self.graph = self.launches(*addresses)
+
+    def cuStreamEndCapture(self, stream: Any, graph: Any) -> int:  # noqa: N802 - the driver's names
+        graph._obj.value = stream.value
+        return 0
+
+    def cuGraphGetNodes(self, _: Any, nodes: Any, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.graph)
+        for at in range(len(self.graph) if nodes else 0):
+            nodes[at] = len(self.graph) - at
+        return 0
+
+    def cuGraphGetEdges_v2(self, _: Any, sources: Any, targets: Any, kinds: Any, count: Any) -> int:  # noqa: N802
+        edges = self.edges[: len(self.graph) - 1]
+        for at, (source, target, kind) in enumerate(edges):
+            sources[at], targets[at], kinds[8 * at + 2] = source, target, kind
+        count._obj.value = len(edges)
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node: Any, described: Any) -> int:  # noqa: N802
+        function, values, is_buffer, _ = self.graph[-node.value]
+        memory = [ctypes.create_string_buffer(value, len(value)) for value in values]
+        size = ctypes.c_size_t(sum(map(len, values)))
+        addresses = [ctypes.addressof(one) for one in memory]
+        given = [2, ctypes.addressof(size), 1, *addresses, 0] if is_buffer else addresses
+        words = (ctypes.c_uint64 * len(given))(*given)
+        self.held += [memory, size, words]
+        where = (0, ctypes.addressof(words)) if is_buffer else (ctypes.addressof(words), 0)
+        described.raw = struct.pack("P7I4x4P", function, 2, 3, 4, 128, 1, 1, 1024, *where, 0, 0)
+        return function == 0
+
+    def cuGraphKernelNodeGetAttribute(self, node: Any, attribute: int, value: Any) -> int:  # noqa: N802
+        extent = self.graph[-node.value][3].get(attribute, 0)
+        value.raw = struct.pack("3I52x", extent, *[min(extent, 1)] * 2)
+        return 0
+
+    def cuFuncGetParamInfo(self, function: Any, index: int, _: Any, size: Any) -> int:  # noqa: N802
+        values = next(one for own, one, *_ in self.graph if own == function.value)
+        if index < len(values):
+            size._obj.value = len(values[index])
+        return index >= len(values)
+
+    def cuGraphDestroy(self, _: Any) -> None:  # noqa: N802
+        self.destroyed += 1
+
+
+def words_of(*values: int) -> bytes:
+    return struct.pack(f"{len(values)}Q", *values)
+
+
+class TestRelocatableCall:
+    @pytest.fixture
+    def made(self, cuda, monkeypatch):
+        """Make a call of launches, and return it with the driver and what it launches."""
+        launched: list[Any] = []
+
+        def launch_of(function: int, geometry: Any, **attributes: Any) -> Callable[..., None]:
+            def launch(stream: int, parameters: int, extra: int) -> None:
+                if extra:
+                    kind, buffer, other, size = (ctypes.c_uint64 * 4).from_address(extra)
+                    assert (kind, other, parameters) == (1, 2, 0)
+                    values = [ctypes.string_at(buffer, ctypes.c_size_t.from_address(size).value)]
+                else:
+                    addresses = (ctypes.c_uint64 * 2).from_address(parameters)
+                    values = [ctypes.string_at(at, size) for at, size in zip(addresses, (8, 12), strict=True)]
+                launched.append((stream, function, geometry.grid, geometry.dynamic_smem_bytes, attributes, values))
+
+            return launch
+
+        def make(launches: Any, count: int = 3) -> tuple[RelocatableCall, Driver, list[Any]]:
+            driver = Driver(launches)
+            monkeypatch.setattr(function_module, "load_driver", lambda: driver)
+            return RelocatableCall(driver.queue, count, 16, None), driver, launched
+
+        monkeypatch.setattr(cuda, "Stream", lambda non_blocking: Stream(cuda))
+        monkeypatch.setattr(function_module, "result_name", str)
+        for name in ("driver_launch", "attribute_launch"):
+            monkeypatch.setattr(function_module, name, launch_of)
+        return make
+
+    def test_it_launches_on_any_arrays(self, made):
+        def launches(a: int, b: int, c: int) -> list[Any]:
+            assert all(one % 32 == 16 for one in (a, b, c))
+            described = words_of(7, b, c + 24, a - 8, c)
+            return [(5, [described], True, {4: 2}), (6, [words_of(c), words_of(b)[:8] + b"\1\2\3\4"], False, {})]
+
+        call, driver, launched = made(launches)
+        assert driver.destroyed == 2
+        call.launch(9, (100, 200, 300))
+        first, second = launched
+        attributes = {"is_cooperative": False, "cluster": (2, 1, 1), "overlaps": False}
+        assert first == (9, 5, (2, 3, 4), 1024, attributes, [words_of(7, 200, 324, 92, 300)])
+        attributes |= {"cluster": None, "overlaps": True}
+        assert second == (9, 6, (2, 3, 4), 1024, attributes, [words_of(300), words_of(200) + b"\1\2\3\4"])
+
+    @pytest.mark.parametrize(
+        "launches",
+        [
+            lambda a, b: [(5, [words_of(a, b, a >> 32)], True, {})],
+            lambda a, b: [(5, [words_of(a, b, a & 0xFFFFFFFF)], True, {})],
+            lambda a, b: [(5, [words_of(a, b, b - a)], True, {})],
+            lambda a, b: [(5 + (a >> 34) % 2, [words_of(a, b)], True, {})],
+            lambda a, b: [(5, [words_of(a, b) + bytes((a >> 34) % 2)], True, {})],
+            lambda a, b: [(5, [words_of(a, b)], True, {})] * (1 + (a >> 34) % 2),
+            lambda a, b: [(0, [words_of(a, b)], True, {})],  # a node that is no launch
+            lambda a, b: [(5, [words_of(a, b)], True, {})] * 3,  # with one edge
+            lambda a, b: [(5, [words_of(a, a)], True, {})],  # without the second array
+            lambda a, b: [(5, [], False, {})],
+            lambda a, b: [],
+        ],
+    )
+    def test_what_depends_on_addresses_otherwise_is_refused(self, launches, made):
+        with pytest.raises(ToolchainError):
+            made(launches, 2)
+
+    def test_an_older_driver_and_a_failure_of_cuda_are_refused(self, made, cuda, monkeypatch):
+        for name in ("cuGraphGetEdges_v2", "begin"):
+            monkeypatch.delattr(Driver, name, raising=False)
+            cuda.refused = name
+            with pytest.raises(ToolchainError, match=name):
+                made(lambda a, b, c: [(5, [words_of(a, b, c)], True, {})])
 
 
 def scalar(dtype: str, value: Any = 1.0, check: float | None = None) -> ScalarArgument:

@@ -75,7 +75,7 @@ def test_the_newest_trial_of_a_configuration_counts_for_resuming(database, study
     add_trial(database, study, run, failed({"BM": 128, "BN": 32}, Outcome.INFEASIBLE))
     second = start_run(database, study, sampler="tpe")
     add_trial(database, study, second, measured({"BN": 32, "BM": 64}, 50.0))
-    tried = database.tried(study)
+    tried = {trial.config_key: trial for trial in database.trials(study)}
     assert {text: trial.outcome for text, trial in tried.items()} == {
         model.config_key({"BM": 64, "BN": 32}): Outcome.OK,
         model.config_key({"BM": 128, "BN": 32}): Outcome.INFEASIBLE,

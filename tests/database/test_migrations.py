@@ -21,7 +21,7 @@ from autotile.database.database import Database
 from autotile.database.engine import RUNS
 from autotile.database.learned import FamilyState, family_state, save_family_state, save_rule
 from autotile.database.migrations.versions.v0002_refused import BEST_VIEW as VIEW_BY_DATE
-from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, view_digest
+from autotile.database.winners import SCHEMA_REVISION, VERSION_TABLE, VIEW_DIGESTS, WINNER, view_digest
 from autotile.errors import DatabaseError
 from autotile.families.family import Extent, Family, FamilyRule, RuleConfig, RulePoint
 
@@ -216,7 +216,7 @@ def test_one_upgrades_another_waits_a_reader_reads_and_a_writer_goes_on(location
         writing = threading.Thread(target=add_trial, args=(older, study, run, measured({"BM": 2}, 9.0)))
         writing.start()
         assert [best.trial.config for best in older.best(study_id=study)] == [{"BM": 1}]
-        assert older.winner(key) is not None
+        assert older.read(WINNER, digest=key.digest)
         writing.join(0.1)
         assert writing.is_alive()
         first.send("go on")

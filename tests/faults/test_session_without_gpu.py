@@ -11,6 +11,7 @@ from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Problem
 from autotile.cuda.compiler import compile_job
 from autotile.settings import Settings
+from autotile.tuning.lanes import Lane
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import Progress
 from autotile.workers.compile_pool import compile_in_worker
@@ -26,10 +27,10 @@ AS_IF = ["write_outside", "assertion", "infinite_loop"]
 REAL = ["shared_memory", "registers", "compile_error", "compile_minutes", "compile_memory"]
 
 
-def fake_backend(kernel: Any, problem: Problem, settings: Settings, options: TuneOptions, *pool: Any, **_: Any) -> Gpu:
+def fake_backend(kernel: Any, problem: Problem, settings: Settings, options: TuneOptions, lane: Lane) -> Gpu:
     workload = Workload("", "", problem.sizes, problem.dtype, options.l2, str(settings.cache), 10**8, 0.1)
     device = device_profile("h200")
-    return Gpu(workload, options.run_deadline_s, "fake_gpu_worker", worker_pool=pool[0], device=device)
+    return Gpu(workload, options.run_deadline_s, "fake_gpu_worker", worker_pool=lane.worker_pool, device=device)
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from autotile.families.family import Family
 from autotile.kernel.operation import Library, Operation
 from autotile.settings import read_settings
 from autotile.tuning.lanes import Lane
-from autotile.tuning.operation_family import Sweep, open_grid
+from autotile.tuning.operation_family import Sweep
 from autotile.tuning.options import TuneOptions
-from autotile.tuning.schedule import Schedule
+from autotile.tuning.schedule import Schedule, open_gpu
 from autotile.workers.compile_pool import CompilePool
 
 
@@ -24,17 +24,16 @@ def sweep_of():
         def opened(operation: Operation, dtype: str, libraries: Sequence[Library] = ()) -> Sweep:
             settings, options, lane = read_settings(), TuneOptions(), Lane()
             schedule = stack.enter_context(Schedule.open(settings, options, lambda _: None, lane))
-            compilers = CompilePool(settings, None, 120.0, worker_pool=schedule.worker_pool)
+            compilers = CompilePool(settings, None, 120.0, worker_pool=lane.worker_pool)
             return Sweep(
                 operation,
                 dtype,
-                {member.name: member.load() for member in operation.members if dtype in member.dtypes},
                 libraries,
                 Family({}),
                 schedule,
                 device=live_device(),
                 compile_pool=stack.enter_context(closing(compilers)),
-                run_job=stack.enter_context(open_grid(lane, schedule.worker_pool, options)),
+                run_job=stack.enter_context(open_gpu(lane, options)),
             )
 
         yield opened

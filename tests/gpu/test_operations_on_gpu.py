@@ -139,8 +139,8 @@ def test_products_are_swept_beside_cublas(sweep_of):
     kernels = {member.name: member.load() for member in operation.members if "float32" in member.dtypes}
     candidates = [ModelCandidate(name, dict(kernel.spec.default)) for name, kernel in kernels.items()]
     for sizes in ({"M": 256, "N": 512, "K": 128}, {"M": 33, "N": 65, "K": 129, "TRANS_A": 1}):
-        problem = operation.resolve(sizes, "float32")
-        swept = sweep.run(sweep.prepare(problem, sweep.kernels_of(problem), candidates))
+        swept = sweep.at(operation.resolve(sizes, "float32"))
+        assert sweep.run(swept, sweep.prepare(swept, candidates))
         assert swept.libraries["cublas"] > 0
         assert {trial.outcome.has_time for trial in swept.trials.values()} == {True}, swept.trials
         with Database.open(read_settings().database) as database:
@@ -176,7 +176,8 @@ def test_a_sweep_blames_the_configuration_that_is_at_fault(tmp_path, monkeypatch
     order = [healthy[0], *faulty[:3], healthy[1], *faulty[3:], healthy[2]]
     sweep = sweep_of(operation, "float32")
     for n in (4_000_000, 8_000_000):  # none is dropped as slow before the launch at which it hangs
-        swept = sweep.run(sweep.prepare(operation.resolve({"n": n}), {name: {"n": n}}, order))
+        swept = sweep.at(operation.resolve({"n": n}))
+        assert sweep.run(swept, sweep.prepare(swept, order))
         assert all(swept.trials[one.key].outcome.has_time for one in healthy), swept.trials
         if n == 4_000_000:
             assert {one.config["FAULT"]: swept.trials[one.key].outcome for one in faulty} == FAULTS
@@ -198,10 +199,9 @@ def test_what_shipped_models_choose_is_right(dtype, layout, sweep_of):
     valid, verified = set(), set()
     for m, n, k in ((1024, 1024, 1024), (8, 4096, 4096), (1000, 999, 1001), (4096, 8, 4096)):
         sizes = {"M": m, "N": n, "K": k, "TRANS_A": layout[0], "TRANS_B": layout[1]}
-        problem = operation.resolve(sizes, dtype)
-        named = sweep.kernels_of(problem)
-        valid |= {one.key for one in sweep.valid(named, candidates)}
-        swept = sweep.run(sweep.prepare(problem, named, candidates))
+        swept = sweep.at(operation.resolve(sizes, dtype))
+        valid |= {one.key for one in sweep.valid(swept, candidates)}
+        assert sweep.run(swept, sweep.prepare(swept, candidates))
         faults = {key: trial.reason for key, trial in swept.trials.items() if trial.outcome in FAULTY_OUTCOMES}
         assert faults == {}
         verified |= {key for key, trial in swept.trials.items() if trial.outcome.has_time}

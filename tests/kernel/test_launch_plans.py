@@ -245,7 +245,9 @@ def test_more_cooperative_blocks_than_are_resident_are_refused():
 
 
 def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
-    monkeypatch.setattr(driver, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch_kernel))
+    """Launch by a function of C, whose arguments are converted as those of the driver."""
+    function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(launch_kernel)
+    monkeypatch.setattr(driver, "load_driver", lambda: SimpleNamespace(cuLaunchKernelEx=function))
     error = SimpleNamespace(CUDADriverError=RuntimeError)
     monkeypatch.setattr(driver, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=error)))
 
@@ -257,21 +259,25 @@ def replace_driver(monkeypatch: pytest.MonkeyPatch, launch_kernel: Any) -> None:
 def test_the_driver_gets_the_attributes_and_its_error_is_raised(monkeypatch, is_cooperative, cluster, expected):
     calls: list[Any] = []
 
-    def launch_kernel(config: bytes, function: Any, parameters: Any, extra: Any) -> int:
-        assert len(config) == 56  # CUlaunchConfig of cuda.h: 28 bytes, 4 of padding, two addresses, a number
+    def launch_kernel(address: int, function: int, parameters: int | None, extra: int | None) -> int:
+        config = ctypes.string_at(
+            address, 56
+        )  # CUlaunchConfig of cuda.h: 28 bytes, 4 of padding, two addresses, a number
         *extents, smem_bytes = struct.unpack_from("7I", config)
         stream, attributes, count = struct.unpack_from("QQI", config, 32)
         found = [struct.unpack_from("i4x3I", ctypes.string_at(attributes + 72 * n, 72)) for n in range(count)]
         words = [(kind, tuple(values[: len(w)])) for (kind, *values), (_, w) in zip(found, expected, strict=True)]
         calls.append((tuple(extents[:3]), tuple(extents[3:]), smem_bytes, stream, words))
-        calls.append((function.value, parameters.value, extra))
+        calls.append((function, parameters, extra))
         return 0
 
     replace_driver(monkeypatch, launch_kernel)
     geometry = LaunchGeometry(grid=(8, 4, 1), block=(64, 2, 1), dynamic_smem_bytes=1024)
     launch = partial(driver.attribute_launch, 5, geometry, is_cooperative=is_cooperative, cluster=cluster)
-    launch()(7, 99, 0)
-    assert calls == [((8, 4, 1), (64, 2, 1), 1024, 7, expected), (5, 99, None)]
+    made = launch()
+    for stream, parameters, extra in ((7, 99, 0), (8, 0, 66), (8, 0, 66)):
+        made(stream, parameters, extra)
+        assert calls[-2:] == [((8, 4, 1), (64, 2, 1), 1024, stream, expected), (5, parameters or None, extra or None)]
     replace_driver(monkeypatch, lambda *_: 720)
     with pytest.raises(RuntimeError, match="720"):
         launch()(7, 99, 0)

@@ -46,7 +46,7 @@ def _fake_gpu(tmp_path, monkeypatch):
     tests = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
     device = device_profile("h200")
-    for module in ("kernel_tuner.translation", "tuning.backend"):
+    for module in ("kernel_tuner.interface", "tuning.backend"):
         monkeypatch.setattr(import_module(f"autotile.{module}"), "device_count", lambda: 1)
         monkeypatch.setattr(import_module(f"autotile.{module}"), "live_device", lambda _: device)
     monkeypatch.setattr(import_module("autotile.tuning.backend"), "has_driver", lambda: True)

@@ -1,11 +1,9 @@
 """The default sampler: losses, fits as trials end, results and repeatability; its process against textbook formulas."""
 
 import numpy as np
-import optuna
 import pytest
 from child_python import python
-from optuna.trial import TrialState, create_trial
-from rows import advance, make_space, study_of, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
+from rows import advance, least_of, make_space, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import norm
@@ -14,7 +12,7 @@ from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search import gaussian_process as gp
 from autotile.search.gaussian_process import Embedding, Floats, GaussianProcess, Rows, density_of, fit, matern
-from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses, result_of
+from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses
 from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
 
@@ -41,16 +39,6 @@ def test_a_failure_is_bad_and_counts_neither_for_mean_nor_spread():
     assert worked.std() == pytest.approx(1)
     assert loss[1] == loss[4]
     assert np.median(worked) < loss[1] < worked.max()
-
-
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_a_trial_that_violates_a_constraint_or_was_pruned_failed():
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    assert result_of(create_trial(value=2.0)) == (2.0,)
-    assert result_of(create_trial(value=2.0, constraints={"failed": 0.0})) == (2.0,)
-    assert result_of(create_trial(value=2.0, constraints={"failed": 1.0})) is None
-    assert result_of(create_trial(value=float("inf"))) is None
-    assert result_of(create_trial(state=TrialState.PRUNED)) is None
 
 
 def test_a_history_holds_trials_in_the_order_in_which_they_ended_with_their_noise():
@@ -192,12 +180,11 @@ def test_the_best_of_a_large_space_is_found():
         away = sum(abs(np.log2(config[name] / place)) for name, place in places.items())
         return float(np.exp(0.3 * away)) * config["G"]
 
-    assert study_of(FeasibleGPSampler(large_space(), 0), 60, value).best_value < 1.4
+    assert least_of(FeasibleGPSampler(large_space(), 0), 60, value) < 1.4
 
 
 def test_values_may_be_negative():
-    study = study_of(FeasibleGPSampler(tile_space(), 0), 30, lambda config: tile_time_us(config) - 200)
-    assert study.best_value == -100
+    assert least_of(FeasibleGPSampler(tile_space(), 0), 30, lambda config: tile_time_us(config) - 200) == -100
 
 
 SCALE, NOISE = np.array([1.0, 2.0, 0.5]), 1e-3

@@ -9,7 +9,7 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import TILES, advance, ask, broken, make_space, ok, spaces, tile_space, tile_time_us, wide_ok, wide_space
+from rows import advance, broken, make_space, ok, spaces, tile_space, wide_ok, wide_space
 
 from autotile.core.model import Config
 from autotile.errors import InputError
@@ -24,28 +24,12 @@ INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is 
 QUICK = [name for name in INSTALLED if name != "gp"]
 
 
-def run(sampler: RowSampler, trials: int, study: optuna.Study | None = None) -> list[int]:
-    study = study or optuna.create_study(sampler=sampler)
-    space = sampler.candidates.space
+def run(sampler: RowSampler, trials: int) -> list[int]:
     rows = []
     for _ in range(trials):
-        trial = ask(study, space)
-        row = space.row_of(trial.params)
-        assert row is not None
-        rows.append(row)
-        study.tell(trial, float(np.random.default_rng(row).random()))
+        rows.append(sampler.propose())
+        sampler.tell(rows[-1], (float(np.random.default_rng(rows[-1]).random()),))
     return rows
-
-
-def optimize(sampler: FeasibleSampler, trials: int, jobs: int = 1) -> list[int | None]:
-    """Return the rows of the tiles that an Optuna study of anyone's tries."""
-    study = optuna.create_study(sampler=sampler)
-
-    def objective(trial: optuna.Trial) -> float:
-        return tile_time_us({name: trial.suggest_categorical(name, values) for name, values in TILES.items()})
-
-    study.optimize(objective, trials, n_jobs=jobs)
-    return [tile_space().row_of(trial.params) for trial in study.trials]
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +43,12 @@ def _quiet():
 def test_all_available_rows_are_proposed_once_and_nothing_else(name, space, skipped):
     available = np.arange(len(space)) % skipped != 1
     sampler = Search(space, name, 3, available=available)._rows
-    study, count = optuna.create_study(sampler=sampler), int(available.sum())
+    count = int(available.sum())
     trials = min(count, 60)
-    rows = run(sampler, trials, study)
+    rows = run(sampler, trials)
     assert len(set(rows)) == trials
     assert available[rows].all()
-    assert sampler.remaining(study) == count - trials
-    if trials == count and any(len(each.values) > 1 for each in space.parameters):
-        with pytest.raises(InputError, match="every configuration of the space was tried"):
-            ask(study, space)
+    assert sampler.candidates.remaining == count - trials
 
 
 @pytest.mark.parametrize("name", INSTALLED)
@@ -96,43 +77,24 @@ def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_o
         (optuna.samplers.QMCSampler, False),
     ],
 )
-def test_any_sampler_can_be_wrapped_in_anyones_study(inner, ordered):
-    rows = optimize(FeasibleSampler(tile_space(), 5, inner=inner, ordered=ordered), 25)
-    assert None not in rows
-    assert len(set(rows)) == 25
-
-
-def test_a_study_ends_by_itself_when_every_row_was_tried():
-    space = make_space({"A": (1, 2, 3), "B": (1, 2, 3)}, lambda c: int(c["A"]) <= int(c["B"]))
-    study = optuna.create_study(sampler=FeasibleSampler(space, 0, inner=optuna.samplers.TPESampler))
-    study.optimize(lambda t: t.suggest_categorical("A", (1, 2, 3)) * t.suggest_categorical("B", (1, 2, 3)))
-    assert len(study.trials) == 6
-    assert study.best_params == {"A": 1, "B": 1}
-
-
-def test_threads_share_a_sampler():
-    assert len(set(optimize(Search(tile_space(), "tpe")._rows, 60, jobs=4))) == 60
+def test_any_sampler_of_optuna_can_be_wrapped(inner, ordered):
+    assert len(set(run(FeasibleSampler(tile_space(), 5, inner=inner, ordered=ordered), 25))) == 25
 
 
 def test_trials_of_others_and_failed_ones_are_not_proposed_again():
     space = make_space({"A": tuple(range(12))})
     sampler = FeasibleSampler(space, 0, inner=optuna.samplers.NSGAIISampler, startup=2)
-    study = optuna.create_study(sampler=sampler)
-    for value, state in ((3, optuna.trial.TrialState.FAIL), (4, optuna.trial.TrialState.PRUNED)):
-        study.enqueue_trial({"A": value})
-        study.tell(ask(study, space), state=state)
-    study.enqueue_trial({"A": 5})
-    waiting = ask(study, space)
-    proposed = [space.config(row)["A"] for row in run(sampler, 9, study)]
-    study.tell(waiting, 0.0)
+    for row in (3, 4, 5):
+        assert sampler.propose(row) == row
+    sampler.withdraw(3)
+    sampler.tell(4, None)
+    proposed = run(sampler, 9)
+    sampler.tell(5, (0.0,))
     assert sorted([*proposed, 3, 4, 5]) == list(range(12))
-    assert sampler.remaining(study) == 0
+    assert sampler.candidates.remaining == 0
 
 
-def test_an_unknown_name_lists_the_known_ones_and_a_parameter_that_the_space_lacks_is_refused():
-    study = optuna.create_study(sampler=Search(make_space({"A": (1, 2)}), "random")._rows)
-    with pytest.raises(InputError, match="'C' is not a parameter of the space"):
-        study.ask({"C": optuna.distributions.CategoricalDistribution((1, 2))})
+def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(InputError, match=r"no sampler 'tpee'; did you mean 'tpe'\? \(known: auto, feasible, tpe, gp"):
         Search(tile_space(), "tpee")
     assert {samplers.AUTO, *SAMPLERS} <= set(samplers.sampler_names())
@@ -144,9 +106,9 @@ def test_the_nearest_row_is_taken_when_no_draw_is_one():
             return param_distribution.choices[-1]
 
     space = make_space({"A": (1, 2, 4, 8), "B": (1, 2, 4, 8)}, lambda c: int(c["A"]) + int(c["B"]) <= 12)
-    study = optuna.create_study(sampler=FeasibleSampler(space, 0, inner=Corner, startup=1))
-    study.enqueue_trial({"A": 1, "B": 1})
-    configs = [tuple(space.config(row).values()) for row in run(study.sampler, 6, study)][1:]
+    sampler = FeasibleSampler(space, 0, inner=Corner, startup=1)
+    sampler.tell(sampler.propose(space.row_of({"A": 1, "B": 1})), (1.0,))
+    configs = [tuple(space.config(row).values()) for row in run(sampler, 5)]
     assert (set(configs[:2]), set(configs[2:])) == ({(8, 4), (4, 8)}, {(4, 4), (8, 2), (2, 8)})
 
 

@@ -27,10 +27,18 @@ from rows import (
 from autotile.core import model
 from autotile.core.model import Config, Outcome, Trial, non_dominated, objective_values
 from autotile.errors import ConfigError, InputError
+from autotile.search import search as searching
 from autotile.search.gaussian_process import features_of
-from autotile.search.row_sampler import quiet_optuna
+from autotile.search.optuna_samplers import (
+    FAILED,
+    FeasibleSampler,
+    attributes_of,
+    quiet_optuna,
+    study_of_trials,
+    write_study,
+)
 from autotile.search.samplers import SAMPLERS, Lookahead, check_sampler
-from autotile.search.search import FAILED, Search, Shortlist, attributes_of, study_of_trials, study_to_storage
+from autotile.search.search import Search, Shortlist
 
 INSTALLED = [name for name, kind in SAMPLERS.items() if kind.missing_package is None]
 SPACE = tile_space()
@@ -64,7 +72,7 @@ def test_a_resumed_search_goes_on_as_the_first_one_would_have(name, ahead, kille
     """Also with pending proposals: each knows the same results as in the first search."""
 
     def search() -> Search:
-        return Search(SPACE, name, seed=7, first=[DEFAULT], ahead=ahead)
+        return Search(SPACE, name, seed=7, first=[DEFAULT])
 
     check_resuming(search, trial_of, ahead, killed)
 
@@ -79,7 +87,6 @@ def test_replayed_trials_that_left_the_space_are_ignored():
         ok({"A": 1}, 2.0),  # before B was a parameter
     ]
     assert search.replay(earlier) == 1
-    assert len(search.study.trials) == 2
     left = [trial.config for trial in advance(search, 3, lambda config: ok(config, 1.0))]
     assert sorted(left, key=str) == [{"A": 1, "B": 2}, {"A": 4, "B": 1}, {"A": 4, "B": 2}]
     assert search.propose() is None
@@ -99,79 +106,22 @@ def test_a_default_that_cannot_be_proposed_is_skipped_and_each_proposal_is_told_
         search.tell(row, trial_of(config))
 
 
-def tell_in_order(search: Search, *trials: Trial) -> list[optuna.trial.FrozenTrial]:
-    """Tell a brute-force search trials in the order of its rows; return the study's."""
-    for trial in trials:
-        row, config = search.propose() or pytest.fail("nothing proposed")
-        assert config == trial.config
-        search.tell(row, trial)
-    return search.study.trials
-
-
-def test_the_study_shows_times_in_microseconds_and_failures_as_the_worst():
-    search = Search(make_space({"A": (1, 2, 3, 4, 5)}), "brute-force")
-    trials = tell_in_order(
-        search,
+def test_a_study_shows_times_in_microseconds_and_failures_as_the_worst():
+    ended = [
         broken({"A": 1}),
         ok({"A": 2}, 20.0),
         ok({"A": 3}, 50.0, Outcome.PRUNED),
         broken({"A": 4}, Outcome.CRASHED),
         Trial({"A": 5}, Outcome.NOT_AVAILABLE, "not in the recording"),
-    )
-    assert [trial.value for trial in trials] == [1e6, 20.0, 50.0, 100.0, None]
-    assert [trial.constraints[FAILED] for trial in trials] == [1.0, 0.0, 0.0, 1.0, 1.0]
-    ends = [trial.user_attrs["outcome"] for trial in trials]
+    ]
+    study = study_of_trials(make_space({"A": (1, 2, 3, 4, 5)}).parameters, ended)
+    assert [trial.value for trial in study.trials] == [1e6, 20.0, 50.0, 100.0, None]
+    assert [trial.constraints[FAILED] for trial in study.trials] == [1.0, 0.0, 0.0, 1.0, 1.0]
+    ends = [trial.user_attrs["outcome"] for trial in study.trials]
     assert ends == ["wrong_result", "ok", "pruned", "crashed", "not_available"]
-    assert trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
-    assert search.study.best_params == {"A": 2}
-    assert search.study.metric_names == ["time_us"]
-
-
-def after_forty() -> Search:
-    """Return a search with a model, which expects gains."""
-    search, told = Search(SPACE, "feasible", 0, ahead=4), iter(range(40))
-    advance(search, 40, lambda config: ok(config, 100.0 + next(told) % 7))
-    return search
-
-
-def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_left():
-    search = after_forty()
-    assert search.gain_of() is None
-    assert search.gain_of(4) == pytest.approx(sum(list(search._gains)[-4:]))
-    search._gains.extend([0.25] * 256)
-    assert search.gain_of() == pytest.approx(64)
-    search = after_forty()
-    advance(search, len(SPACE) - 40, tile_ok)
-    assert search.gain_of(4) is not None
-    assert search.propose() is None
-    assert (search.gain_of(4), search.gain_of(1)) == (None, None)
-
-
-def test_each_nomination_has_its_gain_and_its_row_once():
-    search = after_forty()
-    before, rows = list(search._gains), set()
-    while (nominated := search.nominate()) is not None:
-        rows.add(nominated[0])
-        assert search.gain_of(1) is not None
-        assert list(search._gains)[: len(before)] == before, "one more"
-        assert len(search._gains) == len(before) + len(rows)
-    assert len(rows) == len(SPACE) - 40
-    assert (search.gain_of(4), search.gain_of(1)) == (None, None)  # no row is left
-    row = min(rows)
-    search.tell(row, ok(SPACE.config(row), 90.0))  # as one that was nominated
-    with pytest.raises(ConfigError, match="was told already"):
-        search.tell(row, ok(SPACE.config(row), 90.0))
-
-
-def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window():
-    search = Search(SPACE, "feasible", 0, ahead=4)
-    assert search.proposals_until(0.1, 8) is None  # nothing was proposed
-    search._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert search.proposals_until(0.5, 8) == 2  # when that without a model and the first gain have left
-    assert search.proposals_until(0.1, 8) == 3
-    search._gains.extend([0.01] * 8)
-    assert search.proposals_until(0.1, 8) == 0
-    assert search.proposals_until(0.05, 8) is None  # as much is added as leaves
+    assert study.trials[0].user_attrs["reason"] == "element 3 is 7, expected 5"
+    assert study.best_params == {"A": 2}
+    assert study.metric_names == ["time_us"]
 
 
 OBJECTIVES = ("time", "registers")
@@ -200,13 +150,18 @@ def volume(trials: Iterable[Trial]) -> float:
 
 
 @pytest.mark.parametrize("sampler", FOLLOWING)
-def test_every_sampler_but_those_refused_follows_both(sampler):
-    search = both(sampler)
+def test_every_sampler_but_those_refused_follows_both(sampler, monkeypatch):
+    search, told = both(sampler), []
+    learn = search._rows.tell
+
+    def tell(row, result, error):
+        told.append(result)
+        learn(row, result, error)
+
+    monkeypatch.setattr(search._rows, "tell", tell)
     ended = advance(search, 40, judged)
-    assert [trial.values for trial in search.study.trials if trial.user_attrs["outcome"] == "ok"] == [
-        list(values) for trial in ended if (values := objective_values(trial, OBJECTIVES)) is not None
-    ]
-    assert search.study.metric_names == ["time_us", "registers"]
+    assert told == [objective_values(trial, OBJECTIVES) for trial in ended]
+    assert len({SPACE.row_of(trial.config) for trial in ended}) == 40
 
 
 @pytest.mark.parametrize("sampler", ["feasible", "tpe"])
@@ -230,16 +185,13 @@ def test_a_search_for_both_goes_on_as_the_first(sampler):
 
 
 def test_a_failure_is_told_worse_than_all_in_everything():
-    search = Search(make_space({"TM": (2, 4, 8, 1)}), "brute-force", objectives=OBJECTIVES)
-    trials = tell_in_order(
-        search,
-        broken({"TM": 2}, Outcome.CRASHED),
-        replace(ok({"TM": 4}, 20.0), resources=model.Resources(90, 0, 0, 0, 0)),
-        replace(ok({"TM": 8}, 30.0), resources=model.Resources(40, 0, 0, 0, 0)),
-        broken({"TM": 1}),
-    )
+    sampler = FeasibleSampler(make_space({"TM": (2, 4, 8, 1)}), 0, objectives=2)
+    for row, result in enumerate([None, (20.0, 90.0), (30.0, 40.0), None]):
+        sampler.tell(sampler.propose(row), result)
+    trials = sampler._private.trials
     assert [trial.values for trial in trials] == [[1e6, 1e6], [20.0, 90.0], [30.0, 40.0], [60.0, 180.0]]
-    assert [trial.params["TM"] for trial in search.study.best_trials] == [4, 8]
+    assert [trial.constraints[FAILED] for trial in trials] == [1.0, 0.0, 0.0, 1.0]
+    assert [trial.number for trial in sampler._private.best_trials] == [1, 2]
 
 
 ROWS = [SPACE.config(row) for row in range(0, len(SPACE), 11)]
@@ -306,32 +258,31 @@ def test_optunas_own_tools_and_plots_accept_the_study(study):
     plt.close("all")
 
 
-def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(study, tmp_path):
-    search = both("random")
-    advance(search, 6, judged)
-    path = tmp_path / "studies with a space.db"
-    for given in (study, search.study):
-        study_to_storage(given, path)
+def test_studies_of_one_file_are_those_that_optuna_reads_but_no_two_of_one_name(tmp_path):
+    path, written = tmp_path / "studies with a space.db", {"sgemm M=64": TRIALS, "another": TRIALS[:3]}
+    for name, trials in written.items():
+        write_study(path, SPACE.parameters, trials, name)
     with pytest.raises(InputError, match=r"studies with a space\.db holds a study named 'sgemm M=64' already"):
-        study_to_storage(study, path)
+        write_study(path, SPACE.parameters, TRIALS, "sgemm M=64")
     with quiet_optuna():
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        for written, metrics in ((study, ["time_us"]), (search.study, ["time_us", "registers"])):
-            loaded = optuna.load_study(study_name=written.study_name, storage=storage)
-            for found, given in zip(loaded.trials, written.trials, strict=True):
-                for name in ("params", "values", "user_attrs", "constraints"):
-                    assert getattr(found, name) == getattr(given, name)
+        for name, trials in written.items():
+            loaded = optuna.load_study(study_name=name, storage=storage)
+            expected = study_of_trials(SPACE.parameters, trials).trials
+            for found, given in zip(loaded.trials, expected, strict=True):
+                for part in ("params", "values", "user_attrs", "constraints"):
+                    assert getattr(found, part) == getattr(given, part)
             assert loaded.trials[-1].constraints.keys() == {FAILED}
-            assert loaded.metric_names == metrics
+            assert loaded.metric_names == ["time_us"]
     storage.remove_session()
     storage.engine.dispose()
 
 
 @pytest.mark.parametrize("place", ["missing/folder.db", "text.db"])
-def test_what_is_no_storage_is_refused(study, tmp_path, place):
+def test_what_is_no_storage_is_refused(tmp_path, place):
     (tmp_path / "text.db").write_text("this is not a database, but it is long enough to be taken for one" * 20)
     with pytest.raises(InputError, match="cannot be written as an Optuna storage"):
-        study_to_storage(study, tmp_path / place)
+        write_study(tmp_path / place, SPACE.parameters, TRIALS, "sgemm M=64")
 
 
 def test_silence_ends(capsys):
@@ -358,16 +309,62 @@ def go(shortlist: Shortlist, trials: int, done: int = 0) -> tuple[list[Trial], i
 
 
 def shortlist_of(earlier: list[Trial], lookahead: Lookahead = RANKED, seed: int = 5) -> Shortlist:
-    return Shortlist(Search(SPACE, "feasible", seed, first=[DEFAULT], ahead=8), lookahead, earlier=earlier)
+    return Shortlist(Search(SPACE, "feasible", seed, first=[DEFAULT]), lookahead, earlier=earlier)
 
 
 def configs(trials: list[Trial]) -> list[Config]:
     return [trial.config for trial in trials]
 
 
+def proposals_that_count(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(searching, "_EXPECTED_PROPOSALS", count)
+
+
+def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_left(monkeypatch):
+    shortlist = shortlist_of([])
+    go(shortlist, 40)
+    assert None in shortlist._gains
+    assert shortlist.expected_gain is None
+    shortlist._gains.extend([0.25] * 256)
+    assert shortlist.expected_gain == pytest.approx(64)
+    proposals_that_count(monkeypatch, 4)
+    shortlist = shortlist_of([])
+    go(shortlist, 40)
+    assert len(shortlist._gains) == 4
+    assert shortlist.expected_gain == pytest.approx(sum(shortlist._gains))
+    go(shortlist, 1000, done=40)
+    assert shortlist.propose() is None
+    assert shortlist.expected_gain is None
+
+
+def test_each_nomination_has_its_gain_and_its_row_once():
+    search, told, rows = Search(SPACE, "feasible", 0), iter(range(40)), set()
+    advance(search, 40, lambda config: ok(config, 100.0 + next(told) % 7))
+    while (nominated := search.nominate()) is not None:
+        rows.add(nominated[0])
+        assert search.expected_gain is not None
+    assert len(rows) == len(SPACE) - 40
+    row = min(rows)
+    search.tell(row, ok(SPACE.config(row), 90.0))  # as one that was nominated
+    with pytest.raises(ConfigError, match="was told already"):
+        search.tell(row, ok(SPACE.config(row), 90.0))
+
+
+def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window(monkeypatch):
+    proposals_that_count(monkeypatch, 8)
+    shortlist = shortlist_of([])  # in which two proposals are one trial
+    assert shortlist.trials_until(0.1) is None  # nothing was proposed
+    shortlist._gains.extend([None, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert shortlist.trials_until(0.5) == 2 / 2  # when that without a model and the first gain have left
+    assert shortlist.trials_until(0.1) == 3 / 2
+    shortlist._gains.extend([0.01] * 8)
+    assert shortlist.trials_until(0.1) == 0
+    assert shortlist.trials_until(0.05) is None  # as much is added as leaves
+
+
 def test_without_a_choice_candidates_are_measured_as_they_were_proposed():
-    search = Search(SPACE, "tpe", 3, ahead=4)
-    shortlist = Shortlist(Search(SPACE, "tpe", 3, ahead=4), Lookahead(4))
+    search = Search(SPACE, "tpe", 3)
+    shortlist = Shortlist(Search(SPACE, "tpe", 3), Lookahead(4))
     waiting = []
     for _ in range(40):
         while len(waiting) < 4:
@@ -434,7 +431,7 @@ def test_what_the_compiler_says_decides_among_candidates_alike():
             time = ok(config, float(registers[space.row_of(config)])).measurement
             return replace(compiled(config), stage="measure", measurement=time)
 
-        searches = [Search(space, "feasible", seed, ahead=4) for seed in range(2)]
+        searches = [Search(space, "feasible", seed) for seed in range(2)]
         sessions = [Shortlist(search, Lookahead(4, per_measured=2)) for search in searches]
         return float(
             np.mean([trial.time_us for each in sessions for trial in session(each, 40, measured, 0, compiled)[0]])

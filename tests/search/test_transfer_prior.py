@@ -12,9 +12,9 @@ from rows import (
     advance,
     check_ranked_resuming,
     check_resuming,
+    least_of,
     make_space,
     ok,
-    study_of,
     tile_ok,
     tile_space,
     tile_time_us,
@@ -93,11 +93,11 @@ def test_expected_losses_follow_what_was_found_here():
 def test_a_second_tuning_takes_a_handful_of_measurements():
     elsewhere = source_of(lambda c: 3 * time_us(c, best=(128, 128)))
     samplers = [FeasibleGPSampler(SPACE, seed, sources=[elsewhere]) for seed in (0, 1)]
-    assert [study_of(sampler, 12, time_us).best_value for sampler in samplers] == [10.0, 10.0]
+    assert [least_of(sampler, 12, time_us) for sampler in samplers] == [10.0, 10.0]
 
 
-def search_with(*sources: Source, seed: int = 0, ahead: int = 1) -> Search:
-    return Search(SPACE, "feasible", seed, ahead=ahead, sources=sources)
+def search_with(*sources: Source, seed: int = 0) -> Search:
+    return Search(SPACE, "feasible", seed, sources=sources)
 
 
 def rows_of(search: Search, trials: int) -> list[int]:
@@ -198,10 +198,10 @@ BEGINNINGS: dict[str, tuple[Callable[..., Search], TimeOf]] = {
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_a_resumed_search_and_a_killed_session_go_on_as_they_would_have(beginning):
     make, time_of = BEGINNINGS[beginning]
-    check_resuming(lambda: make(seed=3, ahead=4), lambda c: ok(c, time_of(c)), 4, {7, 25})
+    check_resuming(lambda: make(seed=3), lambda c: ok(c, time_of(c)), 4, {7, 25})
 
     def ranked(earlier: list[Trial]) -> Shortlist:
-        return Shortlist(make(seed=2, ahead=6), Lookahead(6, per_measured=2), earlier=earlier)
+        return Shortlist(make(seed=2), Lookahead(6, per_measured=2), earlier=earlier)
 
     check_ranked_resuming(ranked, lambda c: ok(c, time_of(c)), 40, (9, 30))
 

@@ -29,7 +29,7 @@ from autotile.serving.arrays import ArraySpec, accepted_pointers, cupy_library
 from autotile.serving.bound import BoundKernel, capture
 from autotile.serving.choice import RecentCache
 from autotile.serving.dispatcher import default_dispatcher
-from autotile.serving.launching import KernelLauncher, StreamState, StreamWorkspaces
+from autotile.serving.launching import KernelLauncher, LibraryLauncher, StreamState, StreamWorkspaces
 
 CONFIG = {"THREADS": 256, "WORK": 4}
 N = 4096
@@ -328,6 +328,44 @@ class TestLaunches:
                 launcher.launch_fast(arrays)
         assert graphs.asked == graphs.made == with_graphs
         assert calls.launched[-3:] == [(int(with_graphs), 7)] * 3
+
+
+class TestLibrary:
+    @pytest.mark.parametrize("can_move", [True, False])
+    def test_a_product_that_comes_again_is_launched_without_the_librarys_part(self, calls, monkeypatch, can_move):
+        class Gemm:
+            rounds, seen = 0, list[Any]()
+
+            def __init__(self, *_: Any) -> None:
+                self.memory = lambda stream: f"memory of {stream}"
+                self.prepare = lambda: self.seen.append(("prepared", calls.current))
+
+            def __call__(self, stream: int, addresses: Any, *, memory: str) -> None:
+                self.seen.append(("call", stream, addresses, memory))
+
+            def relocatable(self, memory: str, count: int) -> Any:
+                self.seen.append(("captured", memory, count))
+                launch = lambda *given: self.seen.append(("launch", *given))  # noqa: E731 - fits one line
+                return SimpleNamespace(launch=launch) if can_move else None
+
+        monkeypatch.setattr(launching, "Gemm", Gemm)
+        calls.devices = 1
+        asked = SimpleNamespace(sizes={"M": 1, "N": 8, "K": 8, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 1}, dtype="float32")
+        code = SimpleNamespace(definition=SimpleNamespace(spec=None), library=SimpleNamespace(call=None), asked=asked)
+        launcher, (a, b, c) = LibraryLauncher(code, 0), (16, 32, 48)  # type: ignore[arg-type]
+        assert Gemm.seen.pop() == ("prepared", 0)
+        assert all(launcher.launch_at(7, (a, b, c)) for _ in range(launching._WORTHWHILE_CALLS))
+        call = ("call", 7, (a, b, c), "memory of 7")
+        assert Gemm.seen == [*[call] * launching._WORTHWHILE_CALLS, ("captured", "memory of 7", 3)]
+        assert launcher.is_direct is can_move
+        Gemm.seen.clear()
+        calls.captured.add(8)
+        for stream, arrays in ((7, (c, b, a)), (7, (a, b, c, 56)), (7, (a, b, 64)), (8, (a, b, c)), (9, (a, b, c, 64))):
+            assert launcher.launch_at(stream, arrays)
+        kinds = [one[0] for one in Gemm.seen]
+        moved = ["launch", "call", "captured", "launch", "call", "call", "captured"]
+        assert kinds == (moved if can_move else ["call"] * 5)
+        assert launcher.launch_at(launching.PER_THREAD_STREAM, (a, b, c)) is False
 
 
 def parameters(x: Any, y: Any, factor: float = 2.0) -> list[int]:

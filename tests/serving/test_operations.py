@@ -228,7 +228,7 @@ def test_a_kernel_of_the_same_name_comes_first(scale_toml, monkeypatch):
     monkeypatch.setenv("AUTOTILE_KERNELS", str(scale_toml.parent))
     default_dispatcher.clear()
     assert get_best_kernel("matmul", n=100, device="h200").definition.spec.entries == ("scale",)
-    found = default_dispatcher.serve_operation("matmul", SIZES, "float32", device="h200")
+    found = default_dispatcher.serve_product(SIZES, "float32", operations.MatmulOptions(), "h200")
     assert found.kernel == "cublas"
 
 

@@ -159,9 +159,8 @@ def compiled_once(monkeypatch):
     submit = CompilePool.submit
     first: dict[str, CompileJob] = {}
 
-    def submit_first(self, make_job):
-        job = make_job()
-        return submit(self, lambda: first.setdefault(job.source_hash, job))
+    def submit_first(self, job):
+        return submit(self, first.setdefault(job.source_hash, job))
 
     monkeypatch.setattr(CompilePool, "submit", submit_first)
 

@@ -25,7 +25,7 @@ from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
-from autotile.tuning.cluster.gpus import grid_on_cluster
+from autotile.tuning.cluster.gpus import jobs_on_cluster
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
 from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest, answer
 from autotile.tuning.lanes import Lane
@@ -208,7 +208,7 @@ class TestGrid:
         other.write_bytes(b"for 1001 elements")
         job = self.job(bench, GOOD)
         candidate = replace(job.entries[0].candidate, others=(({"n": 1001}, str(other), {}),))
-        with grid_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
+        with jobs_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
             (reading,) = run(replace(job, entries=(Entry(candidate, problem=0),)))
             assert reading.outcome is Outcome.OK
             (logged,) = map(json.loads, (tmp_path / "entries.jsonl").read_text().splitlines())
@@ -219,7 +219,7 @@ class TestGrid:
 
     def test_a_death_is_blamed_on_its_entry_and_the_gpu_is_busy_until_it_is_closed(self, near, bench, monkeypatch):
         monkeypatch.setenv("AUTOTILE_FAULTY_SWEEP", "1")
-        with grid_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
+        with jobs_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
             readings = run(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
             assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
         assert [one.outcome for one in readings] == [Outcome.OK, Outcome.CRASHED, Outcome.OK]
@@ -230,5 +230,5 @@ class TestGrid:
         near.absent.add("GPU-b")
         looks = iter([["GPU-b"], ["GPU-a"]])
         monkeypatch.setattr(near, "look", lambda: next(looks))
-        with grid_on_cluster(Lane(("GPU-a", "GPU-b"), None, near, bench.device), 10.0) as run:
+        with jobs_on_cluster(Lane(("GPU-a", "GPU-b"), None, near, bench.device), 10.0) as run:
             assert len(run(self.job(bench, GOOD))) == 1

@@ -6,7 +6,6 @@ import signal
 import time
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -56,7 +55,7 @@ def busy_pool(farm, tmp_path, monkeypatch):
     """A pool whose own core is busy, so that everything goes to the farm."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "workers"), prepend=":")
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, module="bad_worker", farm=farm)) as pool:
-        pool.submit(lambda: replace(JOB, entry="sleep"))
+        pool.submit(replace(JOB, entry="sleep"))
         yield pool
 
 
@@ -66,16 +65,16 @@ def compile_workers(kit: ClusterKit) -> list[int]:
 
 
 def test_cubins_come_back_into_the_own_cache(busy_pool, tmp_path):
-    futures = [busy_pool.submit(partial(job, value)) for value in range(6)]
+    futures = [busy_pool.submit(job(value)) for value in range(6)]
     compiled = [future.result() for future in futures]
     with closing(CompilePool(cache_settings(tmp_path / "other"), 1, 60.0)) as local:
-        expected = local.submit(lambda: job(0)).result()
+        expected = local.submit(job(0)).result()
     cubins = [one.cubin for one in compiled if one.cubin is not None]
     assert len({one.cubin_hash for one in cubins}) == 6
     assert all(one.path.is_relative_to(tmp_path / "cache") and one.path.is_file() for one in cubins)
     assert cubins[0].cubin_hash == expected.cubin.cubin_hash
     assert cubins[0].functions == expected.cubin.functions
-    again = busy_pool.submit(lambda: job(0))
+    again = busy_pool.submit(job(0))
     assert again.done()
     assert again.result().cubin == cubins[0]
 
@@ -88,20 +87,20 @@ def test_headers_are_sent_along(busy_pool, tmp_path):
         header.write_text(f"#define OTHER {other}\n")
         place = str(header.parent / "kernel.cu")
         sent = {"source": SOURCE, "source_hash": f"with header {other}", "template_path": place}
-        found.append(busy_pool.submit(partial(job, 0, **sent)).result())
+        found.append(busy_pool.submit(job(0, **sent)).result())
         header.unlink()
-        found.append(busy_pool.submit(partial(job, 1, **sent)).result())
+        found.append(busy_pool.submit(job(1, **sent)).result())
     assert [one.outcome for one in found] == [Outcome.OK] * 4, [one.reason for one in found]
     assert len({one.cubin.cubin_hash for one in found}) == 3  # 0 + 2 is 1 + 1
 
 
 def test_failures_are_those_of_one_candidate(busy_pool, kit):
-    wrong = busy_pool.submit(lambda: replace(JOB, options=("-DVALUE=oops",))).result()
+    wrong = busy_pool.submit(replace(JOB, options=("-DVALUE=oops",))).result()
     assert wrong.outcome is Outcome.COMPILE_FAILED
     assert "oops" in wrong.reason
-    late = busy_pool.submit(lambda: slow_job(16, "late"), 1.0).result()
+    late = busy_pool.submit(slow_job(16, "late"), 1.0).result()
     assert (late.outcome, late.reason) == (Outcome.TIMED_OUT, "the compiler was stopped after 1 s")
-    crashed = busy_pool.submit(lambda: slow_job(16, "crashed"))
+    crashed = busy_pool.submit(slow_job(16, "crashed"))
     wait_until(lambda: bool(compile_workers(kit)))
     while not crashed.done():  # until the signal meets the one that compiles
         for pid in compile_workers(kit):
@@ -109,13 +108,13 @@ def test_failures_are_those_of_one_candidate(busy_pool, kit):
         time.sleep(0.1)
     assert crashed.result().outcome is Outcome.COMPILE_FAILED
     assert "SIGSEGV" in crashed.result().reason
-    assert busy_pool.submit(lambda: job(101)).result().outcome is Outcome.OK
+    assert busy_pool.submit(job(101)).result().outcome is Outcome.OK
 
 
 def test_a_machine_that_dies_costs_no_candidate(busy_pool, kit, monkeypatch):
     """Its process of Dask is replaced, and compiles again."""
     monkeypatch.setattr(cluster_compilers, "_MIN_PATIENCE_S", 60.0)
-    futures = [busy_pool.submit(partial(slow_job, 11, f"killed {n}")) for n in range(2)]
+    futures = [busy_pool.submit(slow_job(11, f"killed {n}")) for n in range(2)]
     wait_until(lambda: len(compile_workers(kit)) == 2)
     for pid in children(kit.farm.pid):
         os.kill(pid, signal.SIGKILL)
@@ -127,13 +126,13 @@ def test_what_the_farm_has_not_done_is_compiled_here(farm, tmp_path, monkeypatch
     monkeypatch.setattr(cluster_compilers, "_CHECK_S", 0.05)
     monkeypatch.setattr(farm, "submit", submit := Mock(wraps=farm.submit))
     with closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool:
-        futures = [pool.submit(partial(slow_job, 10, f"given back {n}")) for n in range(3)]
+        futures = [pool.submit(slow_job(10, f"given back {n}")) for n in range(3)]
         assert [future.result(60).outcome for future in futures] == [Outcome.OK] * 3
     assert submit.called
 
 
 def test_a_session_that_ends_waits_for_nothing(busy_pool, kit):
-    futures = [busy_pool.submit(partial(slow_job, 16, f"left {n}"), 5.0) for n in range(4)]
+    futures = [busy_pool.submit(slow_job(16, f"left {n}"), 5.0) for n in range(4)]
     busy_pool.close()
     assert all(future.done() for future in futures)
     assert {future.result().outcome for future in futures if not future.cancelled()} == {Outcome.NOT_COMPILED}
@@ -172,7 +171,7 @@ def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_
         closing(ClusterCompilers(lost)) as farm,
         closing(CompilePool(cache_settings(tmp_path / "cache"), 1, 60.0, farm=farm)) as pool,
     ):
-        futures = [pool.submit(partial(job, value)) for value in range(3)]
+        futures = [pool.submit(job(value)) for value in range(3)]
         assert {future.result().outcome for future in futures} == {Outcome.OK}
     assert farm.room == 4
     assert farm.accepts(JOB)

@@ -198,7 +198,7 @@ class TestResuming:
         times_us = {point.sizes["n"]: point.times_us[many] for point in rule.points}
         assert [times_us[n][0] for n in SIZES] == [19.0] * 3 + [10.0] * 3
         study = next(study for study in database.studies() if study.key.sizes == {"n": SIZES[1]})
-        tried = database.tried(study.study_id)
+        tried = {trial.config_key for trial in database.trials(study.study_id)}
         assert config_key(MANY) in tried
         assert config_key({"THREADS": 128, "WORK": 2}) not in tried
         assert bench.tune(bench.folder / "1.npz", n=SIZES[1]).resumed == len(tried)

@@ -40,7 +40,7 @@ def run(operation, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     monkeypatch.setattr(schedule, "device_count", lambda: 1)
     monkeypatch.setattr(schedule, "live_device", lambda index: device_profile("h200"))
-    monkeypatch.setattr(operation_family, "Gpu", partial(Gpu, module="fake_sweep_worker"))
+    monkeypatch.setattr(schedule, "Gpu", partial(Gpu, module="fake_sweep_worker"))
     monkeypatch.setattr(operation_family, "fit_model", partial(fit_model, epochs=2))  # the times are simple
     monkeypatch.setattr(operation_model, "_MAX_REPEATS", 1)
     monkeypatch.setattr(operation_family, "_SEEDS", 12)  # all configurations
@@ -159,19 +159,19 @@ class TestRaggedSizes:
     def test_what_earlier_versions_stored_is_measured_again_and_a_wrong_one_never_served(
         self, run, scale_toml, monkeypatch
     ):
-        location = str(read_settings().database)
+        location, of = str(read_settings().database), {"kernel": "first", "dtype": "float32"}
         with monkeypatch.context() as earlier:
             earlier.setattr(operation_family, "_SAMPLER", UNVERIFIED_SAMPLER)
             pairs = run().pairs
         with Database.open(location) as database:
             assert len(all_trials(database)) == pairs
             assert database.best() == []
-            assert database.winners("first", "float32") == []
-        assert not read_file(location, WINNERS, kernel="first", dtype="float32")
+            assert database.read(WINNERS, **of) == []
+        assert not read_file(location, WINNERS, **of)
         result = run()
         assert (result.resumed, result.problems, result.refused) == (0, PROBLEMS, 0)
         with Database.open(location) as database:
-            assert database.winners("first", "float32")
+            assert database.read(WINNERS, **of)
             assert RAGGED_WRONG in [best.trial.config for best in database.best("first")]  # it is fast
         assert run().resumed == PROBLEMS
         monkeypatch.setenv("AUTOTILE_DB", f"{scale_toml.parent}/other.db")

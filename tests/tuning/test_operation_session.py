@@ -141,7 +141,7 @@ class TestHalving:
         halving._compile_pool = Mock(**{"submit.side_effect": lambda _: Future()})
         halving._begin_compiling(entrants)
         halving._begin_compiling(entrants)
-        jobs = [call.args[0]() for call in halving._compile_pool.submit.call_args_list]
+        jobs = [call.args[0] for call in halving._compile_pool.submit.call_args_list]
         assert [job.options[1] for job in jobs] == ["-DWORK=1", "-DWORK=1", "-DWORK=2"]
         assert [len(one.begun or ()) for one in entrants] == [1, 2]
 

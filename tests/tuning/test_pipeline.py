@@ -35,9 +35,9 @@ class Pool:
         self.code = ""
         """Hash of every cubin; empty for a different one for each configuration."""
 
-    def submit(self, make_job: Callable[[], CompileJob]) -> Future[Compiled]:
+    def submit(self, job: CompileJob) -> Future[Compiled]:
         future: Future[Compiled] = Future()
-        self.waiting.append((make_job(), future))
+        self.waiting.append((job, future))
         return future
 
     def finish(self, resources: Resources = SMALL) -> None:

@@ -183,8 +183,8 @@ def on_gpu(monkeypatch):
     chosen = threading.local()
 
     class Chosen(ReplayBackend):
-        def __init__(self, recording, notice="", *, uuid=""):
-            super().__init__(recording, notice, uuid=chosen.gpu, slowness=SLOWNESS[chosen.gpu])
+        def __init__(self, recording, options=None, *, uuid=""):
+            super().__init__(recording, options, uuid=chosen.gpu, slowness=SLOWNESS[chosen.gpu])
             self._together = chosen.together
 
         def result(self):

@@ -20,7 +20,7 @@ from stored_runs import change, record_miss
 from autotile.api import targets
 from autotile.api.verification import verify
 from autotile.core.model import Config, Measurement, Outcome, Resources, Trial, config_key
-from autotile.cuda.compiler import CachedCubin, CompiledFunction
+from autotile.cuda.compiler import CachedCubin, CompiledFunction, CompileJob
 from autotile.database.engine import MISSES, STUDIES
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel, make_kernel
@@ -231,9 +231,9 @@ class TestTuningAProblemThatWasServed:
         assert tune.call_args.args[3].served == expected
 
 
-def compiled(folder: Path, make_job: Any) -> Future[Compiled]:
+def compiled(folder: Path, job: CompileJob) -> Future[Compiled]:
     """Compile; the cubin of a source has a name of its own, and one with an error does not compile."""
-    job, future = make_job(), Future()
+    future: Future[Compiled] = Future()
     path = folder / ("candidate.cubin" if "rewritten" in job.source else "winner.cubin")
     path.touch()
     if "error" in job.source:
@@ -304,8 +304,8 @@ def judged(scale_toml, tmp_path, device):
         pool = SimpleNamespace(submit=partial(compiled, tmp_path))
         ours, theirs = (Pipeline(each, problem, backend, pool) for each in (rewritten, kernel))
         if confirming:
-            confirm_agreement(theirs, backend, confirming)
-        return judge_on(backend, problem, (ours, theirs), (DEFAULT, DEFAULT), 0), backend.log
+            confirm_agreement(theirs, confirming)
+        return judge_on((ours, theirs), (DEFAULT, DEFAULT), 0), backend.log
 
     return judge
 

@@ -50,21 +50,21 @@ def entry(name: str) -> CompileJob:
 
 def test_jobs_are_compiled_into_the_cache_unless_they_fail_and_need_no_worker_then(pool, make):
     jobs = [replace(JOB, options=(f"-DVALUE={value}",)) for value in range(3)]
-    compiled = [pool.submit(partial(replace, job)).result() for job in jobs]
+    compiled = [pool.submit(job).result() for job in jobs]
     assert all(c.outcome is Outcome.OK and c.cubin.path.is_file() for c in compiled)
     assert len({c.cubin.cubin_hash for c in compiled}) == 3
-    failed = pool.submit(lambda: replace(JOB, options=("-DVALUE=oops",))).result()
+    failed = pool.submit(replace(JOB, options=("-DVALUE=oops",))).result()
     assert failed.outcome is Outcome.COMPILE_FAILED
     assert "oops" in failed.reason
-    assert pool.submit(lambda: replace(JOB, options=("-DVALUE=4",))).result().outcome is Outcome.OK
+    assert pool.submit(replace(JOB, options=("-DVALUE=4",))).result().outcome is Outcome.OK
     again = make(deadline_s=0.0)  # a worker would miss this deadline
-    assert again.submit(lambda: jobs[0]).result().cubin == compiled[0].cubin
+    assert again.submit(jobs[0]).result().cubin == compiled[0].cubin
 
 
 def test_a_kept_worker_compiles_into_the_cache_of_whoever_asks(make, tmp_path):
     with WorkerPool() as worker_pool:
         for folder in (tmp_path / name for name in "aba"):
-            compiled = make(folder=folder, worker_pool=worker_pool).submit(lambda: JOB).result()
+            compiled = make(folder=folder, worker_pool=worker_pool).submit(JOB).result()
             assert compiled.cubin.path.is_relative_to(folder)
 
 
@@ -72,7 +72,7 @@ def test_sessions_that_share_workers_do_not_compile_more_at_once_than_these_allo
     with WorkerPool(compilers=1) as worker_pool:
         pools = [make(2, folder=tmp_path / name, worker_pool=worker_pool) for name in "ab"]
         with worker_pool.compile_slots:
-            running = [pool.submit(partial(replace, JOB, options=(f"-DVALUE={n}",))) for n, pool in enumerate(pools)]
+            running = [pool.submit(replace(JOB, options=(f"-DVALUE={n}",))) for n, pool in enumerate(pools)]
             assert not wait(running, timeout=0.2).done
         assert all(compilation.result().outcome is Outcome.OK for compilation in running)
         first, second = worker_pool.acquire_idle(COMPILE_WORKER), worker_pool.acquire_idle(COMPILE_WORKER)
@@ -85,7 +85,7 @@ def test_workers_are_started_ahead_and_take_the_first_jobs(make):
         pool, end = make(3, ready=2, worker_pool=worker_pool), time.monotonic() + 60
         while len(worker_pool._idle.get((COMPILE_WORKER, ""), ())) < 2 and time.monotonic() < end:
             time.sleep(0.01)
-        assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
+        assert pool.submit(JOB).result().outcome is Outcome.OK
         pool.close()
         assert len(worker_pool._idle[COMPILE_WORKER, ""]) == 2
 
@@ -109,9 +109,9 @@ def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(make, monkeypatch)
     compiled, went_on = Compiled(None), threading.Event()
     monkeypatch.setattr(CompilePool, "_attempt", lambda *_: went_on.wait(60) and compiled)
     pool = make()
-    waiting = [pool.submit(partial(replace, JOB, options=(f"-DVALUE={value}",))) for value in range(500)]
+    waiting = [pool.submit(replace(JOB, options=(f"-DVALUE={value}",))) for value in range(500)]
     pool._farm = Refusing()  # its machines join when all of them wait
-    waiting.append(pool.submit(lambda: replace(JOB, options=())))
+    waiting.append(pool.submit(replace(JOB, options=())))
     went_on.set()
     assert not wait(waiting, 30).not_done
 
@@ -140,7 +140,7 @@ def test_those_that_took_longer_with_the_same_options_begin_first_where_the_orde
             known.append((frozenset(job(unroll, pad).options), 0.1 * unroll + 0.02 * pad))
         pool._times = Kept(known)
         asked = [job(1, 9), job(1, 8), job(4, 1), job(16, 0), job(4, 3), job(16, 7)]
-        futures = [pool.submit(partial(replace, one)) for one in asked]
+        futures = [pool.submit(one) for one in asked]
         all_wait.set()
         assert not wait(futures, 60).not_done
         ordered = [int(one.options[0].removeprefix("-DUNROLL=")) for one in begun]
@@ -150,10 +150,10 @@ def test_those_that_took_longer_with_the_same_options_begin_first_where_the_orde
 @pytest.mark.parametrize("name", ["large_text", "large_table"])
 def test_a_compilation_that_takes_all_memory_costs_one_candidate(make, name):
     pool, source = make(deadline_s=60, memory_bytes=2**28), Path(__file__).with_name(f"{name}.cu").read_text()
-    large = pool.submit(lambda: replace(JOB, source=source, source_hash=name)).result()
+    large = pool.submit(replace(JOB, source=source, source_hash=name)).result()
     assert large.outcome is Outcome.COMPILE_FAILED
     assert "out of memory" in large.reason
-    assert pool.submit(lambda: JOB).result().outcome is Outcome.OK
+    assert pool.submit(JOB).result().outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -167,24 +167,24 @@ def test_a_compilation_that_takes_all_memory_costs_one_candidate(make, name):
 )
 def test_whatever_a_worker_does_the_next_job_finds_a_fresh_one(bad, deed, outcome, words):
     pool = bad(deadline_s=5.0)
-    assert pool.submit(lambda: entry("compiled")).result().cubin is not None
-    failed = pool.submit(lambda: entry(deed), 0.5).result()
+    assert pool.submit(entry("compiled")).result().cubin is not None
+    failed = pool.submit(entry(deed), 0.5).result()
     assert failed.outcome is outcome
     assert words in failed.reason
     assert failed.seconds > 0.5 or outcome is not Outcome.TIMED_OUT
-    assert pool.submit(lambda: entry("compiled")).result().cubin is not None
+    assert pool.submit(entry("compiled")).result().cubin is not None
 
 
 def test_a_killed_compiler_is_tried_again_alone_and_a_second_kill_says_nothing_about_its_candidate(bad, tmp_path):
     pool = bad(4)
-    futures = [pool.submit(partial(entry, name)) for name in ("busy", "busy", "killed_once", *["busy"] * 9)]
+    futures = [pool.submit(entry(name)) for name in ("busy", "busy", "killed_once", *["busy"] * 9)]
     assert {future.result().outcome for future in futures} == {Outcome.OK}
     assert (tmp_path / "died").exists()
     assert (tmp_path / "beside").read_text() == ""
-    killed = pool.submit(lambda: entry("killed")).result()
+    killed = pool.submit(entry("killed")).result()
     assert killed.outcome is Outcome.NOT_COMPILED
     assert "SIGKILL, as the system does when memory runs out" in killed.reason
-    assert pool.submit(lambda: entry("compiled")).result().outcome is Outcome.OK
+    assert pool.submit(entry("compiled")).result().outcome is Outcome.OK
 
 
 def headed(value: int, head: str = "", text: str = "VALUE", macro: str = "VALUE", folder: str = "") -> CompileJob:
@@ -202,7 +202,7 @@ def eager(clean, make):
 
 def compiles_as_alone(pool: CompilePool, job: CompileJob) -> bool:
     """Compile a job, and return whether its code is the same as without a pool."""
-    cubin = pool.submit(lambda: job).result().cubin
+    cubin = pool.submit(job).result().cubin
     codes = [_elf_section(image, b".text.fill") for image in (cubin.path.read_bytes(), compile_cubin(job).cubin)]
     assert all(codes)
     return codes[0] == codes[1]
@@ -215,12 +215,12 @@ def test_headers_of_all_configurations_are_parsed_once(eager, tmp_path):
     assert all(compiles_as_alone(eager, headed(value)) for value in range(3))
     (precompiled,) = (tmp_path / "cubins").glob("*.pch")
     assert precompiled.stat().st_size  # it is empty where the headers change the code
-    failed = eager.submit(partial(headed, 3, text='"a"')).result()
+    failed = eager.submit(headed(3, text='"a"')).result()
     with pytest.raises(CompileError) as plain:
         compile_cubin(headed(3, text='"a"'))
     assert failed.reason == str(plain.value)
     precompiled.write_bytes(b"damaged")
-    assert eager.submit(partial(headed, 4)).result().outcome is Outcome.OK
+    assert eager.submit(headed(4)).result().outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(("macro", "head"), [("CUB_VALUE", ""), ("VALUE", "#include <own.h>\n")])

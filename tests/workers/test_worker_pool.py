@@ -3,7 +3,6 @@
 import os
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def compile_in(worker_pool: WorkerPool, folder: Path, *deeds: str) -> list[Outco
     """Compile with a pool of one worker, one job after another."""
     settings = cache_settings(folder, 10**6)
     with closing(CompilePool(settings, 1, 0.5, module=MODULE, worker_pool=worker_pool)) as pool:
-        return [pool.submit(partial(replace, JOB, entry=deed)).result().outcome for deed in deeds]
+        return [pool.submit(replace(JOB, entry=deed)).result().outcome for deed in deeds]
 
 
 def test_a_released_child_is_acquired_again_and_ended_with_the_pool(started):
@@ -134,7 +133,7 @@ def test_compile_workers_are_kept_but_for_those_that_died(worker_pool, started, 
 
 def test_workers_that_still_compile_are_killed_and_what_waits_is_cancelled(worker_pool, started, tmp_path):
     pool = CompilePool(cache_settings(tmp_path, 10**6), 2, 60.0, module=MODULE, worker_pool=worker_pool)
-    *running, waiting = (pool.submit(lambda: replace(JOB, entry="sleep")) for _ in range(3))
+    *running, waiting = (pool.submit(replace(JOB, entry="sleep")) for _ in range(3))
     while len(pool._compiling) < 2:
         assert not any(future.done() for future in running)
     pool.close()

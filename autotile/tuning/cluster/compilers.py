@@ -106,7 +106,7 @@ class CompilerPlugin(WorkerPlugin):  # type: ignore[misc]
         moved = replace(job, template_path=_below(root, job.template_path), include_folders=folders, headers=())
         if moved.key != key:
             raise WorkerError("its compiler is another one")
-        compiled = self._pool.submit(lambda: moved, deadline_s).result()
+        compiled = self._pool.submit(moved, deadline_s).result()
         reason = compiled.reason.replace(str(root), "")
         if compiled.outcome is Outcome.NOT_COMPILED or (digest and _UNFOUND in reason):
             raise WorkerError(reason)

@@ -255,8 +255,8 @@ def free_gpu(lane: Lane, work: GpuRequest) -> RemoteGpu:
 
 
 @contextmanager
-def grid_on_cluster(lane: Lane, deadline_s: float) -> Iterator[Callable[[Job], list[Reading]]]:
-    """Yield a function that runs jobs whose entries have problems of their own, as `autotile.workers.gpu.Gpu.run` does.
+def jobs_on_cluster(lane: Lane, deadline_s: float) -> Iterator[Callable[[Job], list[Reading]]]:
+    """Yield a function that runs jobs whose entries have problems of their own.
 
     They run on one GPU of the lane, which other sessions cannot use meanwhile; if it is gone, on another one.
     """
@@ -267,9 +267,13 @@ def grid_on_cluster(lane: Lane, deadline_s: float) -> Iterator[Callable[[Job], l
         while True:
             gpu = gpu or free_gpu(lane, work)
             try:
-                return gpu.run(job)
+                readings = gpu.run(job)
             except AbsentGpuError:
                 gpu = None
+                continue
+            if len(readings) != len(job.entries):
+                raise WorkerError(f"the reply of {gpu.uuid} holds no times")
+            return readings
 
     try:
         yield run

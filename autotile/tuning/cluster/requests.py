@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from autotile.core.documents import decode_json, encode_json, to_fields
-from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
+from autotile.errors import WorkerError
 from autotile.tuning.cluster.compilers import ClusterCompilers
 from autotile.tuning.cluster.connection import Connection, distributed
 from autotile.tuning.cluster.worker import SIMULATED, GpuReply, GpuRequest, Operation, answer
+from autotile.workers.child import parsed_reply
 from autotile.workers.jobs import Job, job_message, with_files
 
 _POLL_S = 1.0
@@ -110,8 +111,8 @@ class Cluster:
         Raise `WorkerError` if the GPU or the scheduler is lost, the time is over, or the request was withdrawn;
         `InputError` or `ToolchainError` if the GPU cannot be set up for the session.
         """
-        end, reply = time.monotonic() + limit_s, None
-        while reply is None:
+        end, reply = time.monotonic() + limit_s, ""
+        while not reply:
             if sent.is_withdrawn:
                 raise WorkerError(f"a request to {sent.gpu} was withdrawn")
             if sent.future is None or self.connection.is_lost(sent.future):
@@ -119,7 +120,7 @@ class Cluster:
                 self._submit(sent)
             else:
                 try:
-                    reply = decode_json(sent.future.result(timeout=_POLL_S), GpuReply)
+                    reply = sent.future.result(timeout=_POLL_S)
                 except TimeoutError:
                     absent_s = self.connection.absent_s(sent.gpu)
                     if absent_s > _ABSENT_S:
@@ -129,20 +130,16 @@ class Cluster:
                 except (asyncio.CancelledError, concurrent.futures.CancelledError, UnboundLocalError):
                     # the last one is of `distributed.utils.sync`, where a call is cancelled within the loop
                     sent.future = None
-                except AutotileError:
-                    raise
                 except Exception as error:  # whatever Dask raises where processes die
                     sent.failures += 1
                     if sent.future.status == "error" or sent.failures > _MAX_FAILURES:
                         raise WorkerError(f"{sent.gpu}: {type(error).__name__}: {error}") from None
                     sent.future = None  # there was a reply, but its process died before it arrived
             meanwhile()
-            if reply is None and time.monotonic() > end:
+            if not reply and time.monotonic() > end:
                 sent.withdraw()
                 raise WorkerError(f"{sent.gpu} has not answered for {limit_s:.0f} s")
-        if reply.error:
-            raise {"input": InputError, "toolchain": ToolchainError}.get(reply.kind, WorkerError)(reply.error)
-        return reply
+        return parsed_reply(decode_json(reply, dict), GpuReply)
 
     def _submit(self, sent: SentRequest) -> None:
         try:

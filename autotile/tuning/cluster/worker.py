@@ -20,14 +20,14 @@ from autotile.core.device import DeviceProperties
 from autotile.core.documents import decode_json, encode_json, to_fields
 from autotile.core.text import plural
 from autotile.cuda.driver import device_uuid, live_device
-from autotile.errors import AutotileError, InputError, ToolchainError, WorkerError
+from autotile.errors import AutotileError, InputError, WorkerError
 from autotile.exchange.recording import read_recording, read_recording_header
 from autotile.settings import read_settings, user_path
 from autotile.tuning.cluster.compilers import COMPILERS, CompilerPlugin, toolchain
 from autotile.tuning.cluster.connection import WorkerPlugin, check_scheduler, distributed, ignore_interrupts, local_host
 from autotile.tuning.replay import ReplayBackend
 from autotile.version import __version__
-from autotile.workers.child import WorkerPool
+from autotile.workers.child import WorkerPool, fault_reply
 from autotile.workers.gpu import Backend, Gpu
 from autotile.workers.jobs import Reading, Workload, read_job, with_files
 
@@ -72,13 +72,11 @@ class GpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class GpuReply:
-    """Reply to a request; ``error`` and its kind are set if it failed.
+    """Reply to a request that has not failed.
 
     ``is_busy`` is whether another session has the GPU. There are no readings of a race that broke.
     """
 
-    error: str = ""
-    kind: str = ""
     is_busy: bool = False
     device: DeviceProperties | None = None
     readings: list[Reading] = field(default_factory=list)
@@ -146,10 +144,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
         self._session = request.session
         self._folder = tempfile.TemporaryDirectory(prefix="autotile-cluster-")
         asked, uuid = request.workload, self.uuid
-        if asked is None:
-            self._end_idle()
-            return
-        if self.recordings:
+        if self.recordings and asked is not None:
             found = {file: read_recording_header(Path(file)).problem for file in self.recordings}
             wanted = request.kernel, {**asked.sizes}, asked.dtype
             same = [file for file, of in found.items() if (of.kernel, {**of.sizes}, of.dtype) == wanted]
@@ -161,14 +156,14 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             if self._idle is not None:
                 self._idle.cancel()
             self._workers = self._workers or WorkerPool()
-            workload = self._on_this_machine(asked)
-            self._backend = Gpu(workload, request.deadline_s, worker_pool=self._workers, uuid=uuid)
+            workload, index = self._on_this_machine(asked) if asked is not None else None, self.index
+            of = workload, request.deadline_s
+            self._backend = Gpu(*of, worker_pool=self._workers, device_index=index, uuid=uuid)
         self._backend.wait()
 
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
         job = with_files(read_job(request.job), lambda name: self._file(name, cubins), self._on_this_machine)
-        if self._backend is None:  # the entries have problems of their own
-            self._backend = Gpu(None, request.deadline_s, device_index=self.index)
+        assert self._backend is not None
         readings = self._backend.run(job)
         return GpuReply(readings=[replace(one, began_at=0.0) for one in readings])  # by the clock of this machine
 
@@ -216,17 +211,16 @@ def answer(text: str, cubins: Mapping[str, bytes]) -> str:
     """Answer a request on the GPU of this process of Dask; the task that a session submits.
 
     ``text`` is a `GpuRequest` as JSON, ``cubins`` are the contents of its cubins by their SHA-256 hashes; the result is
-    a `GpuReply` as JSON.
+    a `GpuReply` as JSON, or that of `fault_reply`.
     """
     plugin = cast("GpuPlugin", distributed.get_worker().plugins[_PLUGIN])
     try:
-        reply = plugin.handle(decode_json(text, GpuRequest), cubins)
+        reply = to_fields(plugin.handle(decode_json(text, GpuRequest), cubins))
     except AutotileError as error:
-        kind = "input" if isinstance(error, InputError) else "toolchain" if isinstance(error, ToolchainError) else ""
-        reply = GpuReply(error=str(error), kind=kind)
+        reply = fault_reply(error)
     except Exception as error:  # Dask cannot send each one, and the session would wait for it
-        reply = GpuReply(error=f"{type(error).__name__}: {error}")
-    return encode_json(to_fields(reply))
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    return encode_json(reply)
 
 
 def live_gpus(indices: Sequence[int]) -> list[GpuPlugin]:
