@@ -24,6 +24,7 @@ from autotile.database.care import (
     clean_database,
     current_versions,
     merge_databases,
+    names_without_file,
     ratio_of_sessions,
     stored_gpu_names,
 )
@@ -201,6 +202,8 @@ class CleanResult(Result):
     studies: tuple[CleanedStudy, ...]
     dry_run: bool
     """Whether the trials were only selected, and not deleted."""
+    notices: tuple[str, ...] = ()
+    """Remarks on what was not looked at."""
 
     @property
     def deleted(self) -> int:
@@ -392,6 +395,9 @@ def db_clean(
             return CleanResult(location_text(database), (), dry_run)
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
         versions = current_versions(kernel) if stale else None
+        unknown = names_without_file(opened, versions) if versions is not None and kernel is None else []
+        cure = "`autotile db clean path/to/mine.toml --stale` looks at the trials of a file"
+        notices = (f"no kernel is found by the name {' or '.join(unknown)}; {cure}",) if unknown else ()
         chosen: Any = {"before": moment, "keep_gpus": kept, "versions": versions, "winners": winners}
         name = None
         if kernel is not None:
@@ -400,9 +406,10 @@ def db_clean(
                 return CleanResult(opened.location, (), dry_run)
             name = studies[0].key.kernel
         if dry_run:
-            return CleanResult(opened.location, tuple(clean_database(opened, name, dry_run=True, **chosen)), dry_run)
+            cleaned = tuple(clean_database(opened, name, dry_run=True, **chosen))
+            return CleanResult(opened.location, cleaned, dry_run, notices)
     with Database.open(database_location(database), set_damage_aside=False) as writable:
-        return CleanResult(writable.location, tuple(clean_database(writable, name, **chosen)), dry_run)
+        return CleanResult(writable.location, tuple(clean_database(writable, name, **chosen)), dry_run, notices)
 
 
 @checked

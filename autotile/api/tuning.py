@@ -564,7 +564,8 @@ class TuningSession(Result):
         Raises
         ------
         InputError
-            The configuration is not valid, the time is not a positive number, or the session is closed.
+            The configuration is not valid, the time is not a positive number or is not all that the session's objective
+            needs, or the session is closed.
         """
         self._check_open()
         self._session.tell(complete_config(self._spec, config), None if time_us is None else float(time_us))

@@ -26,6 +26,7 @@ from autotile.cli.derivation import (
     read_sizes,
     read_subject,
     read_values,
+    split_assignments,
 )
 from autotile.cli.output import (
     INTERRUPTED,
@@ -376,6 +377,7 @@ COMMANDS: Mapping[str, Command] = {
             "autotile db clean --keep-gpu h200",
         ),
         forms={"before": "--older-than AGE", "keep_gpus": "--keep-gpu NAME"},
+        has_notices=True,
     ),
 }
 """Commands by their names, in the order of the help; those of a group have its name in front."""
@@ -489,8 +491,8 @@ def _read_words(given: dict[str, Any], *, is_extent: bool) -> None:
     if given.get("verify_problem"):
         problems = (text.replace(",", " ").split() for text in given["verify_problem"])
         given["verify_problem"] = tuple(map(read_sizes, problems))
-    tries = [text.split(",") for text in given.get("tries") or ()]
-    config = given["config"].split(",") if given.get("config") is not None else None
+    tries = list(map(split_assignments, given.get("tries") or ()))
+    config = split_assignments(given["config"]) if given.get("config") is not None else None
     if not (tries or config or given.get("assignments")):
         return
     from autotile.kernel.library import load_kernel

@@ -201,8 +201,8 @@ def _check_seed(seed: int) -> int:
 
 _MAX_SIZE_DIGITS = 18
 """Maximum number of digits converted to a size: more than any size has, and the value fits in 64 bits."""
-_MAX_VALUE_LENGTH = 7
-"""Maximum number of characters converted to a parameter's integer value; longer words are none of its values."""
+_MAX_VALUE_LENGTH = 32
+"""Maximum number of characters converted to a number: those of 64 bits have 24 at most, as Python writes them."""
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _REAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _REPLAY = "--replay"
@@ -220,6 +220,11 @@ def read_assignments(words: Iterable[str]) -> dict[str, str]:
             raise InputError(f"{name} is given twice, as {assignments[name]} and as {text}; give it once")
         assignments[name] = text
     return assignments
+
+
+def split_assignments(text: str) -> list[str]:
+    """Split ``NAME=VALUE,...``; a comma that no name follows belongs to a value, such as a C++ type."""
+    return re.split(r",\s*(?=\w+=)", text)
 
 
 def read_size(name: str, text: str) -> int:

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, func, inspect, 
 
 from autotile.core.device import device_profile
 from autotile.core.documents import attributes, canonical_json, to_document
-from autotile.core.model import Measurement, Trial
+from autotile.core.model import OBJECTIVE, Measurement, Trial
 from autotile.core.statistics import Interval, ratio_of_times, widen_by_session_spread
 from autotile.core.text import Facts, Part, Result, plural
 from autotile.database.database import (
@@ -189,8 +189,8 @@ class MergedStudy:
     ratio: Interval
     """Time of the slower over time of the faster of the two."""
     decision: Literal["kept", "taken", "unresolved", "refused"]
-    """The newest session's is served: it is faster, the intervals of the times overlap, or the faster one has failed
-    verification once. Or the faster one is ``taken``."""
+    """The newest session's is served: it is faster, the intervals of the times overlap or a session had an objective of
+    its own, or the faster one has failed verification once. Or the faster one is ``taken``."""
 
 
 def merge_databases(target: Database, sources: Sequence[Database]) -> tuple[list[Counter[str]], list[MergedStudy]]:
@@ -297,7 +297,7 @@ def _settle(target: Database, winners: Sequence[StoredBest]) -> MergedStudy | No
         ratio = ratio_of_sessions(served.measurement, second.measurement)
         return MergedStudy(key, served, second, ratio, "kept" if ratio.low > 1.0 else "unresolved")
     ratio = ratio_of_sessions(fastest.measurement, served.measurement)
-    if ratio.low <= 1.0:
+    if ratio.low <= 1.0 or OBJECTIVE in fastest.scores | served.scores:  # an objective of one's own is not the time
         return MergedStudy(key, served, fastest, ratio, "unresolved")
     if _refusals(target, study_id, fastest):
         return MergedStudy(key, served, fastest, ratio, "refused")
@@ -458,6 +458,13 @@ def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
             continue
         found[loaded.name] = version_of(loaded)
     return found
+
+
+def names_without_file(database: Database, versions: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the kernels in a database whose version is not among those of `current_versions`; no libraries."""
+    with database.reading() as connection:
+        names = connection.execute(select(STUDIES.c.kernel).distinct()).scalars()
+        return sorted(name for name in names if name not in versions and ":" not in name)
 
 
 def _kept(connection: Connection, study_id: int) -> set[int]:

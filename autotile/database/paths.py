@@ -102,6 +102,8 @@ def has_password(argument: str) -> bool:
     decoded = _decoded(text)
     if MASK in decoded or _has_secret_parameter(decoded):
         return True
+    if re.fullmatch("t(cp|ls)://[^@]*", decoded):  # a scheduler, where any misspelt port is none of a user's
+        return False
     scheme = re.match(_NO_USER, decoded)
     return ":" in re.sub(_PORT_OR_IPV6, "", decoded[scheme.end() :] if scheme is not None else decoded)
 
@@ -271,8 +273,8 @@ def check_writable(path: Path) -> None:
         raise DatabaseError(
             f"cannot create the folder {path.parent}: {error.strerror}; name another database"
         ) from None
-    # SQLite writes its log beside the file, so the folder must be writable too.
-    for checked in (path.parent, path):
+    # SQLite writes its log beside the file, so the folder must be writable too; reading a read-only file leaves one.
+    for checked in (path.parent, path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
         if checked.exists() and not os.access(checked, os.W_OK):
             raise DatabaseError(f"cannot write {checked}: change its permissions, or name a database in another folder")
 

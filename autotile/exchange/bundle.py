@@ -16,14 +16,14 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from autotile.core.device import device_profile
 from autotile.core.documents import (
@@ -140,6 +140,8 @@ class BundledDocument(msgspec.Struct):
     winners: tuple[WinnerDocument, ...]
     rules: tuple[StoredRuleDocument, ...]
     cubins: tuple[BundledCubin, ...]
+    contents: dict[Name, Name] = {}
+    """SHA-256 of the content of each buffer that is a file, which is not packed."""
 
 
 class Bundle:
@@ -184,6 +186,9 @@ class Bundle:
         try:
             document = decode_json(content, BundledDocument)
             spec = parse_spec(text.decode(), f"{self.path}:kernels/{name}.toml")
+            files = [one for one in spec.buffers if one.init == "file" and one.name in document.contents]
+            hashed = {one.name: one.with_file_hash(document.contents[one.name]) for one in files}
+            spec = replace(spec, arguments=tuple(hashed.get(one.name, one) for one in spec.arguments))
             winners = tuple(entry.winner() for entry in document.winners)
             rules = tuple(entry.stored_rule() for entry in document.rules)
         except (InputError, UnicodeDecodeError) as error:
@@ -253,6 +258,8 @@ def write_bundle(
         members[f"kernels/{name}.toml"] = bundled.kernel.spec.text.encode()
         document: dict[str, Any] = {"source_hash": bundled.kernel.source_hash, "nvrtc_version": bundled.nvrtc_version}
         document |= {"winners": to_document(bundled.winners), "rules": to_document(bundled.rules), "cubins": []}
+        if contents := {one.name: one.file_hash for one in bundled.kernel.spec.buffers if one.file_hash}:
+            document["contents"] = contents
         for cubin in bundled.cubins:
             entry = to_document(cubin)
             entry["symbols"] = {name: symbol for name, symbol in cubin.symbols.items() if name != symbol}
@@ -469,7 +476,7 @@ def _compiled(
     notices = []
     tuned_on = (winner.device.architecture for winner in winners if winner.device is not None)
     for architecture in dict.fromkeys(architectures or tuned_on):
-        stand_in = replace(
+        stand_in = structs.replace(
             device_profile(_STAND_IN_PROFILE), name=architecture, compute_capability=capability_of(architecture)
         )
         if fault := unsupported_reason(spec, stand_in):

@@ -25,7 +25,7 @@ import numpy as np
 from autotile.core.dtypes import DTYPES, Array, Dtype, Shape, canonical_dtype
 from autotile.core.model import Sizes, Values, dtype_names
 from autotile.errors import ArgumentError, listing, nearest
-from autotile.kernel.contents import Content, InputExpression, declared_content
+from autotile.kernel.contents import Content, InputExpression, InputFile, declared_content
 from autotile.kernel.expressions import (
     NOUNS,
     Expression,
@@ -305,7 +305,7 @@ class BufferArgument(ArrayArgument, frozen=True):
             "dtype": str(self.dtype),
             "shape": _texts(self.shape),
             "access": self.access,
-            "init": self.init if isinstance(self.content, InputExpression | None) else self.content.content_hash,
+            "init": self.file_hash or self.init,
         }
         if self.constant:
             meaning["constant"] = self.constant
@@ -314,6 +314,16 @@ class BufferArgument(ArrayArgument, frozen=True):
         if self.is_initialized and not self.is_read:
             meaning["initialized"] = True
         return meaning
+
+    @property
+    def file_hash(self) -> str:
+        """SHA-256 of the file that is its content; "" if none is."""
+        return self.content.content_hash if isinstance(self.content, InputFile) else ""
+
+    def with_file_hash(self, sha256: str) -> Self:
+        """Return the buffer with the hash of its file, which then need not be there to tell what it holds."""
+        assert isinstance(self.content, InputFile)
+        return msgspec.structs.replace(self, content=msgspec.structs.replace(self.content, sha256=sha256))
 
     @property
     def is_read(self) -> bool:

@@ -317,6 +317,7 @@ def _find(name: str) -> Path | None:
     if path is None or not is_path(name):
         return path
     with suppress(SpecError):  # the parser of kernels reports what is wrong with it
-        if "operation" in read_document(read_text(path, "file"), str(path)).data:
+        text = read_text(path, "file")
+        if "operation" in text and "operation" in read_document(text, str(path)).data:
             return path
     return None

@@ -330,7 +330,7 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
         takes_all = not required and any(a.kind is kinds.VAR_KEYWORD for a in arguments)
         takes_mapping = not takes_all and len(required) == 1 and required[0] not in parameters
         if not (takes_all or takes_mapping):
-            names = tuple(required)
+            names = tuple(a.name for a in arguments if a.name in {*required, *parameters})
     if unknown := [name for name in names if name not in parameters]:
         raise location.error(
             f"{shown} has an argument {unknown[0]!r}, which is not a parameter"
@@ -365,18 +365,23 @@ def parse_predicate(function: Predicate, parameters: Sequence[str], location: Lo
 
     def of_row(columns: Mapping[str, Array], row: int) -> bool:
         values = {name: column[row].item() for name, column in columns.items()}
+        answer: Any = None
+        cause = None
         try:
-            return bool(of_plain(values))
+            answer = of_plain(values)
+            fault = f"returns {answer!r:.80}"
         except Exception as error:
+            fault, cause = f"raises {type(error).__name__}: {error}", error
+        if not isinstance(answer, bool):  # ~True is -2, but False of an array
             holds = of_columns({name: column[row : row + 1] for name, column in columns.items()}, 1)
-            if holds is not None:
-                return bool(holds[0])
-            where = ", ".join(f"{name} = {value!r}" for name, value in values.items())
-            given = ", given a mapping of all parameters as none of them is an argument" if takes_mapping else ""
-            raise location.error(
-                f"{shown} raises {type(error).__name__}: {error}{given}, where {where}; a rule must return True or "
-                "False for all values of its parameters"
-            ) from error
+            answer = answer if holds is None else holds[0]
+        if np.ndim(answer) == 0 and np.asarray(answer).dtype.kind in "biuf":
+            return bool(answer)
+        where = ", ".join(f"{name} = {value!r}" for name, value in values.items())
+        given = ", given a mapping of all parameters as none of them is an argument" if takes_mapping else ""
+        raise location.error(
+            f"{shown} {fault}{given}, where {where}; a rule must return True or False for all values of its parameters"
+        ) from cause
 
     def holds(env: Environment) -> Operand:
         columns = np.broadcast_arrays(*(env[name] for name in names))

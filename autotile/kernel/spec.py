@@ -19,7 +19,7 @@ from msgspec import structs
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import Problem, Sizes, Value, Values, config_text
+from autotile.core.model import OBJECTIVE, Config, Problem, Sizes, Value, Values, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, listing
 from autotile.kernel.arguments import (
@@ -92,7 +92,7 @@ _NOT_OWN = (
 _ATTACHED = r"-[IDULl](?!ineinfo\b)"
 """An option of one letter with its value attached."""
 _OPTION = r"(?as)-{1,2}([A-Za-z][\w-]*)(?:=(.*))?"
-_SAFE_VALUE = r"(?a)[\w.,+:%-]*"
+_SAFE_VALUE = r"(?a)(?!.*\.\.)[\w.,+:%-]*"
 _FILE_NAME = r"(?a)\w[\w.-]*"
 _CPP_LITERAL = r"(['\"])(\\.|(?!\1)[^\\])*\1"
 _PLACEHOLDER = r"\{([^{}]*)\}"
@@ -236,13 +236,13 @@ def _normalized(text: str) -> Iterator[str]:
                 if re.fullmatch(_FILE_NAME, value or "") is None:
                     raise ValueError("expected the name of a file in the kernel's folder, without directories")
                 inner = f"--{_CONTROLS}={value}"  # noqa: PLW2901 - with two dashes
-            elif value is not None and (re.fullmatch(_SAFE_VALUE, value) is None or ".." in value):
+            elif re.fullmatch(_SAFE_VALUE, value or "") is None:
                 raise ValueError(f"the value of {name} may hold letters, digits and '_.,+:%-' only")
             yield f"--ptxas-options={inner}"
         return
     if re.match(_ATTACHED, words[0]) or name in _FORBIDDEN:
         raise ValueError(_NOT_OWN)
-    if value is not None and (re.fullmatch(_SAFE_VALUE, value) is None or ".." in value):
+    if re.fullmatch(_SAFE_VALUE, value or "") is None:
         raise ValueError("its value may hold letters, digits and '_.,+:%-' only")
     if name in _FLAGS and value in ("true", "false"):
         if value == "true":
@@ -824,6 +824,11 @@ class KernelSpec:
         """Return the ragged sizes with the flags of a problem."""
         return {name: sizes[name] if name in self.flags else ragged for name, ragged in self.ragged.items()}
 
+    def declares(self, config: Config) -> bool:
+        """Whether the values of a configuration are among those of the parameters, which may have lost some since."""
+        values = {parameter.name: parameter.values for parameter in self.parameters}
+        return config.keys() == values.keys() and all(value in values[name] for name, value in config.items())
+
     def argument(self, name: str) -> Argument:
         """Return the argument of the given name; raise `KeyError` if there is none."""
         return self._arguments[name]
@@ -860,7 +865,8 @@ class Objective(NamedTuple):
 
 def parse_metrics(table: Table, kinds: Kinds, taken: Mapping[str, str]) -> dict[str, ArrayExpression]:
     """Parse ``[metrics]``; a metric may use those before it."""
-    check_names(table, what="a metric", taken={**taken, **dict.fromkeys(MEASURED, "a measured value")})
+    measured = dict.fromkeys(MEASURED, "a measured value")
+    check_names(table, what="a metric", taken={**taken, **measured, OBJECTIVE: "the objective"})
     found: dict[str, ArrayExpression] = {}
     for name in table.data:
         found[name] = parse_score(table.text(name, multiline=True), found, kinds, table.location(name))

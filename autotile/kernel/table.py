@@ -70,16 +70,17 @@ class Table(msgspec.Struct, frozen=True):
                 what = "key" if self.key else "section"
                 raise self.error(name, f"unknown {what} {name!r}{nearest(name, known)} (known: {listing(known)})")
 
-    def require(self, name: str) -> Any:
-        """Return the value of a required entry."""
-        if name not in self.data:
+    def require(self, name: str, default: Any = None) -> Any:
+        """Return the value of an entry, which is required where there is no default."""
+        value = self.data.get(name, default)
+        if value is None:  # which TOML has not
             what = f"the key {name!r}" if self.key else f"the section [{name}]"
             raise self.error("", f"{what} is missing; add it")
-        return self.data[name]
+        return value
 
     def table(self, name: str, *, optional: bool = False) -> Table:
         """Return a nested table; an optional table that is missing is empty."""
-        data = self.data.get(name, {}) if optional else self.require(name)
+        data = self.require(name, {} if optional else None)
         if not isinstance(data, dict):
             raise self.error(name, f"expected a table, got {describe(data)}")
         self.check_length(name, data)
@@ -87,7 +88,7 @@ class Table(msgspec.Struct, frozen=True):
 
     def text(self, name: str, default: str | None = None, *, multiline: bool = False) -> str:
         """Return a string of one line; several lines are joined to one if ``multiline``, as in an expression."""
-        value = self.data.get(name, default) if default is not None else self.require(name)
+        value = self.require(name, default)
         if not isinstance(value, str):
             raise self.error(name, f"expected a string, got {describe(value)}")
         value = one_line(value) if multiline else value
@@ -162,7 +163,7 @@ class Table(msgspec.Struct, frozen=True):
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number."""
-        value = self.data.get(name, default) if default is not None else self.require(name)
+        value = self.require(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, f"expected a number, got {describe(value)}")
         if not abs(value) <= 1.7e308:
@@ -355,4 +356,6 @@ def stating(values: Sizes, used: Collection[str], *, is_ragged: bool) -> Iterato
         at = " ".join(f"{name}={value}" for name, value in values.items() if name != DTYPE_BYTES or name in used)
         fault, separator, remedy = error.problem.partition(";")
         at = f"the ragged sizes {at}" if is_ragged else at
+        if is_ragged and not remedy:
+            separator, remedy = ";", " give ragged sizes for which it holds"
         raise SpecError(**{**vars(error), "problem": f"{fault}, at {at}{separator}{remedy}"}) from None

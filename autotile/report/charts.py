@@ -165,9 +165,8 @@ def finalist_label(one: Finalist) -> str:
 def best_trials(study: StudyData) -> list[Trial]:
     """Return a dozen trials: the finalists, followed by the best others of the search."""
     refused = {config_key(trial.config) for trial in study.refused}
-    timed = [one.trial for one in study.newest if one.trial.outcome is Outcome.OK and one.trial.cost is not None]
     found: dict[str, Trial] = {}
-    for trial in [*(one.trial for one in study.finals), *sorted(timed, key=lambda trial: trial.cost or 0.0)]:
+    for trial in [*(one.trial for one in study.finals), *(trial for _, trial in study.ranked(Outcome.OK))]:
         found.setdefault(config_key(trial.config), trial)
     return [trial for key, trial in found.items() if key not in refused][:_BEST_COUNT]
 
@@ -350,6 +349,7 @@ def study_effects(study: StudyData) -> Effects:
     timed = timed_trials(study)
     if not timed:
         return (), "no trial has a time"
+    costs = {trial.config_key: cost for cost, trial in study.ranked(Outcome.OK, Outcome.PRUNED)}
     from autotile.kernel.spec import Parameter
     from autotile.search.importance import importance_of  # imports SciPy
     from autotile.space.search_space import SearchSpace
@@ -358,15 +358,14 @@ def study_effects(study: StudyData) -> Effects:
     rows = np.column_stack([codes for _, codes in found_values.values()]).astype(np.uint32)
     parameters = tuple(Parameter(name, values) for name, (values, _) in found_values.items())
     space = SearchSpace(parameters, rows, combinations=len(rows), rules=(), limits=(), seconds=0.0)
-    effects, doubt = importance_of(space, np.arange(len(rows)), [trial.cost or math.nan for trial in timed])
+    effects, doubt = importance_of(space, np.arange(len(rows)), [costs[trial.config_key] for trial in timed])
     return effects, "" if effects else doubt
 
 
 def timed_trials(study: StudyData) -> list[Trial]:
-    """Return the newest trial of each configuration that has a time and all parameters, fastest first."""
+    """Return the newest trial of each configuration that has a time and all parameters, the best first."""
     names = set(study.parameters)
-    timed = [one.trial for one in study.newest if one.trial.outcome.has_time and one.trial.cost]
-    return sorted((trial for trial in timed if trial.config.keys() == names), key=lambda trial: trial.cost or 0.0)
+    return [trial for _, trial in study.ranked(Outcome.OK, Outcome.PRUNED) if trial.config.keys() == names]
 
 
 def times_of(trials: Sequence[Trial]) -> NDArray[np.float64]:
@@ -627,6 +626,7 @@ def front_chart(study: StudyData) -> Chart:
         fault = "There is one objective." if is_alone else "No configuration has a value for every objective."
         return Chart("front", title, None, fault)
     axes = [_OBJECTIVE_AXES.get(name, name) for name in study.objectives]
+    axes[0] = "cost by the objective" if study.settings.objective else axes[0]
     best = sorted(((trial, values) for trial, values, is_on_front in found if is_on_front), key=lambda pair: pair[1])
     others = [(trial, values) for trial, values, is_on_front in found if not is_on_front][:_MAX_POINTS]
     traces = []

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, TypeGuard
 
 from autotile.core.argument_types import checked
-from autotile.core.model import Measurement, Outcome, Trial, config_key, config_text, timed_config
+from autotile.core.model import TIME, Measurement, Outcome, Trial, config_key, config_text, timed_config
 from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of_times
 from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, percent_text, plural, time_text
 from autotile.database.database import Database, StoredBest, open_existing
@@ -95,7 +95,7 @@ class ComparedProblem:
     """Time of the reference kernel in ``b`` over that in ``a``: 1.02 if the SM clock was 2 % lower. None if one of them
     did not time it, or the GPUs are of different kinds."""
     differences: tuple[Difference, ...]
-    """Devices, toolchains, versions and hosts that differ."""
+    """Devices, toolchains, versions, hosts and objectives that differ."""
 
     @property
     def key(self) -> TuningKey:
@@ -499,9 +499,10 @@ def _compared(
         if name not in _SUBJECT:
             digits = _HASH_DIGITS if name.endswith("_hash") else None
             differences.append((KEY_LABELS.get(name, name), first[:digits], second[:digits]))
-    for name, field in (("driver", "driver"), ("autotile", "autotile_version"), ("host", "host")):
-        if (first := getattr(a.run, field)) != (second := getattr(b.run, field)):
-            differences.append((name, first, second))
+    both = [one.run for one in (a, b)]
+    facts = [(run.driver, run.autotile_version, run.host, str(run.settings.get("objective") or TIME)) for run in both]
+    named = zip(("driver", "autotile", "host", "objective"), *facts, strict=True)
+    differences += [(name, first, second) for name, first, second in named if first != second]
     return ComparedProblem(
         a=a,
         b=b,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -212,6 +213,13 @@ class StudyData:
             return trial.time_us
         value = trial.telemetry.get(OBJECTIVE) if self._expressions.get(one.run_id) == expression else None
         return float(value) if trial.measurement is not None and isinstance(value, int | float) else None
+
+    def ranked(self, *outcomes: Outcome) -> list[tuple[float, Trial]]:
+        """Return the newest trials of some outcomes, each with its cost by that objective, the least first."""
+        by_time = not self.settings.objective
+        scored = [one.trial for one in self.newest if one.trial.outcome in outcomes and self.score(one) is not None]
+        costs = [(trial.time_us if by_time else trial.cost, trial) for trial in scored]
+        return sorted(((cost, trial) for cost, trial in costs if cost), key=itemgetter(0))
 
     @cached_property
     def _finals_run(self) -> int | None:

@@ -136,8 +136,7 @@ class Dispatcher:
         """Kernels that `get_best_kernel` has returned, by its arguments."""
         self.find_served = self.served.get
         self._open_bundle = cache(_bundle_at)
-        self._operation = cache(partial(named_operation, checks=False))
-        """Function that returns the operation that a name or path denotes; None if that is a kernel."""
+        self._named_operation = cache(partial(named_operation, checks=False))
         self._shelves: dict[tuple[object, ...], OperationShelf] = {}
         self._device_count = 0
         """Number of CUDA devices; 0 if there are none, or if they have not been counted."""
@@ -362,6 +361,10 @@ class Dispatcher:
         must_stay = pin is not None and (not fresh.choice.pinned or (pin.is_recording and is_same))
         return served if must_stay else fresh
 
+    def _operation(self, name: str) -> Operation | None:
+        """Return the operation that a name, or a file as it is now, denotes; None if that is a kernel."""
+        return named_operation(name, checks=False) if is_path(name) else self._named_operation(name)
+
     def serve_product(
         self, sizes: Mapping[str, int], dtype: str, options: MatmulOptions, device: int | str | None = None
     ) -> BoundKernel:
@@ -399,8 +402,7 @@ class Dispatcher:
         """
         path = _bundle_path(bundle) or self._bundle
         if is_path(str(name)):
-            self._operation.cache_clear()  # its files may have changed
-            self._shelves.clear()
+            self._shelves.clear()  # its kernels may have changed
         is_operation = isinstance(name, str | os.PathLike) and self._operation(str(name)) is not None
         lookup = Lookup(name, sizes, dtype, device, location, path, library, is_operation=is_operation)
         return self.find(lookup, defaults=defaults)
@@ -586,7 +588,7 @@ class Dispatcher:
         if self._products is not None:
             self._products.clear()
         self._open_bundle.cache_clear()
-        self._operation.cache_clear()
+        self._named_operation.cache_clear()
         self._shelves.clear()
 
     def current_device(self) -> int | None:

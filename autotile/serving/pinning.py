@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -49,8 +48,7 @@ Asked = tuple[str, str, str, str, bool, tuple[str, str, int, int]]
 """Operation, kernel, dtype, sizes as JSON, whether a library may compute it, and the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedChoice:
+class PinnedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A choice for a problem on a kind of GPU, as data.
 
     The problem has the names, flags and conditions of the operation that was asked for, which is empty if a kernel was.
@@ -127,7 +125,7 @@ class _PinFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def write_choices(choices: Iterable[PinnedChoice]) -> str:
     """Return choices as JSON, in an order of their own, each on lines of its own."""
-    rows = sorted((asdict(choice) for choice in choices), key=canonical_json)
+    rows = sorted(map(structs.asdict, choices), key=canonical_json)
     return json.dumps({"choices": rows, "format": PIN_FORMAT}, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 

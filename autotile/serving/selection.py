@@ -433,7 +433,8 @@ def _displaced(request: KernelRequest, base: Choice, *, shipped: bool, trusted: 
         for place, one in enumerate(near):
             found: Mapping[str, Winner] = {}
             if not shipped and place < WITH_FINALISTS and isinstance(request.shelf, DatabaseShelf):
-                found = request.shelf.finalists(one, [default, base.config])
+                own = request.shelf.finalists(one, [default, base.config])
+                found = {name: each for name, each in own.items() if request.kernel.spec.declares(each.config)}
             key = config_key(one.config)
             known = {**found, key: one}
             times_us = {name: each.measurement.time_us for name, each in known.items() if each.measurement is not None}

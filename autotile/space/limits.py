@@ -8,6 +8,7 @@ Programming Guide for threads, dimensions, registers and shared memory; `autotil
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
@@ -19,7 +20,17 @@ from numpy.typing import ArrayLike, NDArray
 from autotile.core.device import DeviceProperties
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import CompiledFunction, Config, LaunchGeometry, Occupancy, Problem, Resources, Values
+from autotile.core.model import (
+    CompiledFunction,
+    Config,
+    LaunchGeometry,
+    Occupancy,
+    Outcome,
+    Problem,
+    Resources,
+    Trial,
+    Values,
+)
 from autotile.core.text import plural
 from autotile.errors import nearest
 from autotile.kernel.arguments import (
@@ -629,3 +640,15 @@ def resource_violation(
     if spec.max_spill_bytes is not None and resources.spill_bytes > spec.max_spill_bytes:
         return f"spills {resources.spill_bytes} bytes, over max_spill_bytes = {spec.max_spill_bytes}"
     return _low_occupancy("occupancy ", found, spec) if found.occupancy < spec.min_occupancy else ""
+
+
+def passes_otherwise(spec: KernelSpec, trial: Trial) -> bool:
+    """Return True if the limits of the file have changed since a trial, and decide otherwise about it."""
+    if trial.outcome is Outcome.RESOURCE_EXCEEDED:
+        now = {"max_spill_bytes": str(spec.max_spill_bytes), "min_occupancy": f"{spec.min_occupancy:g}"}
+        stated = re.findall(rf"\b({'|'.join(now)}) = ([\w.-]+)", trial.reason)  # of `resource_violation`
+        return any(now[name] != value for name, value in stated)
+    spilled = trial.resources.spill_bytes if trial.resources is not None else 0
+    reached = trial.occupancy.occupancy if trial.occupancy is not None else 1.0
+    spills = spec.max_spill_bytes is not None and spilled > spec.max_spill_bytes
+    return trial.outcome.has_time and (spills or reached < spec.min_occupancy)

@@ -235,7 +235,7 @@ def tune_family(
             lambda number: replace(options, budget_s=share_s(_TUNING_SHARE, count - number, overhead_s)),
         )
         if is_tuned:
-            proposed = [_best_of(database, one) for one in keys]
+            proposed = [_best_of(database, one, spec) for one in keys]
             candidates = distinct_configs([*itertools.chain(*proposed), spec.default])
             lacking = []  # points at which a valid candidate was not tried
             for number in range(progress.measured, count):
@@ -375,12 +375,12 @@ class FamilyMatrix:
         return float(np.nanmean(times_us[:, configs.index(config)] / np.nanmin(times_us, axis=1) - 1.0))
 
 
-def _best_of(database: Database, key: TuningKey) -> list[Config]:
+def _best_of(database: Database, key: TuningKey, spec: KernelSpec) -> list[Config]:
     """Return the best few configurations of a point's study, its winner first."""
     winner = [best.trial.config for best in database.best(digest=key.digest)]
     ran = [trial for trial in _newest(database, key).values() if trial.outcome is Outcome.OK]
     ordered = [trial.config for trial in sorted(ran, key=lambda trial: trial.time_us or np.inf)]
-    return distinct_configs([*winner, *ordered])[:_BEST_OF_EACH]
+    return distinct_configs(filter(spec.declares, [*winner, *ordered]))[:_BEST_OF_EACH]
 
 
 def _newest(database: Database, key: TuningKey) -> dict[str, Trial]:

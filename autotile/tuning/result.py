@@ -13,6 +13,7 @@ from autotile.core.documents import JsonObject, attributes, to_document
 from autotile.core.model import (
     OBJECTIVE,
     OBJECTIVES,
+    TIME,
     Config,
     Outcome,
     Problem,
@@ -95,28 +96,39 @@ class Front:
     objectives: tuple[str, ...]
     trials: tuple[Trial, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The objectives, where an expression has the place of the time."""
+        has_own = any(OBJECTIVE in trial.scores for trial in self.trials)
+        return tuple(OBJECTIVE if has_own and name == TIME else name for name in self.objectives)
+
+    def values(self, trial: Trial) -> tuple[float, ...]:
+        """Return the value of each of the ``names`` for a trial."""
+        pairs = zip(self.names, objective_values(trial, self.objectives) or (), strict=True)
+        return tuple(trial.scores[name] if name == OBJECTIVE else value for name, value in pairs)
+
     def table(self, winner: Config) -> ResultTable:
         """Return at most ten configurations, from the fastest to the slowest."""
         rows = []
         count, shown = len(self.trials), min(len(self.trials), _MAX_FRONT_SHOWN)  # evenly spaced, with both ends
         indices = sorted({round(number * (count - 1) / max(1, shown - 1)) for number in range(shown)})
         for trial in (self.trials[index] for index in indices):
-            values = zip(self.objectives, objective_values(trial, self.objectives) or (), strict=True)
+            values = zip(self.names, self.values(trial), strict=True)
             figures = (_OBJECTIVE_TEXTS[name](value) for name, value in values)
             label = "winner" if config_key(winner) == trial.config_key else ""
             rows.append((label, *figures, config_text(trial.config)))
-        objectives = f"{', '.join(self.objectives[:-1])} and {self.objectives[-1]}"
+        objectives = f"{', '.join(self.names[:-1])} and {self.names[-1]}"
         caption = f"front of {objectives}: {plural(len(self.trials), 'configuration')}"
         if len(rows) < len(self.trials):
             caption += f", {len(rows)} shown; --json lists all"
-        headings = ("", *(f"{RIGHT}{name}" for name in self.objectives), "configuration")
+        headings = ("", *(f"{RIGHT}{name}" for name in self.names), "configuration")
         return ResultTable(headings, rows, ("configuration",), caption=caption)
 
     def to_json(self) -> JsonObject:
         """Return a plain dictionary."""
-        keys = [OBJECTIVES[name] for name in self.objectives]
+        keys = [OBJECTIVES.get(name, name) for name in self.names]
         entries = [
-            {"config": dict(one.config), **dict(zip(keys, objective_values(one, self.objectives) or (), strict=True))}
+            {"config": dict(one.config), "time_us": one.time_us, **dict(zip(keys, self.values(one), strict=True))}
             for one in self.trials
         ]
         return {"objectives": list(self.objectives), "front": entries}
@@ -448,6 +460,7 @@ def _stopped(stopped: Stopped) -> str:
 _OBJECTIVE_TEXTS: Mapping[str, Callable[[float], str]] = MappingProxyType(
     {
         "time": time_text,
+        OBJECTIVE: "{:.6g}".format,
         "registers": lambda count: f"{count:.0f}",
         "energy": energy_text,
         "error": lambda share: f"{share:.2g}",

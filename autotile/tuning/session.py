@@ -436,13 +436,14 @@ class Session:
     def tell(self, config: Config, time_us: float | None) -> None:
         """Pass a result that was measured elsewhere on to the sampler; it is neither stored nor served.
 
-        The time is None if the configuration does not work. One that is not in the space is an `InputError`.
+        The time is None if the configuration does not work. One that is not in the space, or that has no value of the
+        session's objective, is an `InputError`.
         """
         if self._search_to_ask().space.row_of(config) is None:
             raise InputError(f"{config_text(config)} is not in the space; tell times of valid configurations")
         measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
         outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
-        self._learn(Trial(dict(config), outcome, measurement=measured))
+        self._learn(self._scorer.scored(Trial(dict(config), outcome, measurement=measured)))
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the result, and close the session."""
@@ -666,6 +667,8 @@ class Session:
     def _log_news(self) -> None:
         """Add to the log what other sessions have found."""
         for trial in self._record.take_news():
+            if trial.outcome.has_time and self._scorer.known_cost(trial) is None:
+                continue  # another objective did not need what this one needs
             if self.space.row_of(trial.config) is not None and self._log.find(trial.config) is None:
                 self._log.add(scored := self._scorer.scored(trial))
                 self._news.append(scored)

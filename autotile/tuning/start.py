@@ -13,6 +13,7 @@ import math
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product, zip_longest
 from operator import itemgetter
@@ -47,7 +48,7 @@ from autotile.kernel.problem import size_distance
 from autotile.kernel.sources import strip_comments
 from autotile.kernel.spec import RUN_VALUES, KernelSpec, Objective, parse_objective
 from autotile.search.samplers import lookahead_of, resolve_sampler
-from autotile.space.limits import check_config
+from autotile.space.limits import check_config, passes_otherwise
 from autotile.space.search_space import SearchSpace, feasible_space
 from autotile.space.time_estimate import estimate_times
 from autotile.tuning.options import TuneOptions
@@ -118,6 +119,12 @@ class Scorer:
             return time_us
         return self._scores(self._objective, trial.config, self._environment(trial, time_us))[1]
 
+    def known_cost(self, trial: Trial) -> float | None:
+        """Return the cost of a trial of any session; None if it was not measured, or by what the objective needs."""
+        with suppress(InputError):
+            return None if trial.time_us is None else self.cost(trial, trial.time_us)
+        return None
+
     def time_limit_us(self, trial: Trial, best: Trial | None) -> float | None:
         """Return the time at which a compiled candidate would cost as much as the best; None if that is not known."""
         if best is None or best.cost is None or self._objective is None:
@@ -156,7 +163,7 @@ class Scorer:
         names |= {
             name: value if isinstance(value, float) else int(value)
             for name, value in trial.config.items()
-            if name in self._names
+            if name in self._names and not isinstance(value, str)  # which it may have been before
         }
         for part, own in (
             (trial.resources, ("registers", "spill_bytes", "static_smem_bytes")),
@@ -186,12 +193,15 @@ _BEST_OF_EACH = 3
 """Configurations of each of these studies that are in the space even where its heuristics exclude them."""
 
 
-def find_sources(database: Database, key: TuningKey) -> list[Source]:
+def find_sources(
+    database: Database, key: TuningKey, cost_at: Callable[[Problem], Callable[[Trial], float | None]]
+) -> list[Source]:
     """Return the trials of the nearest other studies of the same kernel and dtype, nearest first.
 
     Studies are ordered by GPU, then by architecture, then by size. A study without a size in common, such as an
     imported one with size names of its own, cannot be compared. Configurations of these trials may be invalid here: a
-    model fitted to them predicts the rows of this space, and only these are proposed.
+    model fitted to them predicts the rows of this space, and only these are proposed. Costs are those by ``cost_at`` a
+    problem, as sessions may have had other objectives.
     """
     others = [
         study
@@ -215,8 +225,9 @@ def find_sources(database: Database, key: TuningKey) -> list[Source]:
         if other.version != key.version:
             name += " of another version"
         searched = database.trials(study.study_id, phase="search")
-        newest = {t.config_key: t for t in searched if t.outcome.has_time and t.time_us is not None}
-        timed = [(trial.config, trial.cost) for trial in newest.values() if trial.cost is not None]
+        newest = {trial.config_key: trial for trial in searched if trial.outcome.has_time and trial.time_us is not None}
+        cost = cost_at(other.problem)
+        timed = [(trial.config, found) for trial in newest.values() if (found := cost(trial)) is not None]
         if len(timed) >= _MIN_TIMED_TRIALS:
             sources.append((name, timed))
     return sources
@@ -237,8 +248,9 @@ class SearchPlan:
     """The results that a session knows before its first candidate, and the decisions about its search that follow.
 
     Of the earlier trials of the study, those that need to be repeated are left out: pruned ones if this session prunes
-    nothing, those that lack a value of an objective, those whose compiler the system killed, and those of
-    `UNVERIFIED_SAMPLER`. A trial that the finals of an earlier session refused has the outcome of that check.
+    nothing or had another objective, those that took too long by other deadlines, those about which changed limits of
+    the file decide otherwise, those that lack a value of an objective, those whose compiler the system killed, and
+    those of `UNVERIFIED_SAMPLER`. A trial that earlier finals refused has the outcome of that check.
 
     Results of a killed session do not count for the incumbent, the best configuration of earlier sessions: otherwise
     the resumed session could name another winner than an uninterrupted one.
@@ -268,24 +280,37 @@ class SearchPlan:
         self.default: Config = dict(spec.default)
         runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
         verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
+        self._objective = objective = session_objective(spec, options)
+        scorer = Scorer(spec, problem, objective)
+        now = attributes(options, "compile_deadline_s", "run_deadline_s")
+        now["objective"] = objective.expression.text if objective is not None else None
+        now["maximize"] = objective is not None and objective.maximize
         self.earlier: list[Trial] = []
         if not options.fresh:
             finals = database.trials(study_id, phase="final")
             refused = {trial.config_key: trial for trial in finals if not trial.outcome.has_time}
-            repeated = (Outcome.NOT_COMPILED,) if options.drops_slow else (Outcome.NOT_COMPILED, Outcome.PRUNED)
             for one in searched:
-                trial = refused.get(one.trial.config_key, one.trial)
-                lacks_value = trial.outcome.has_time and not objective_values(trial, options.objectives)
-                if one.run_id in verified and trial.outcome not in repeated and not lacks_value:
+                trial, run = refused.get(one.trial.config_key, one.trial), verified.get(one.run_id)
+                if run is None or trial.outcome is Outcome.NOT_COMPILED or passes_otherwise(spec, trial):
+                    continue
+                changed = {name for name, value in now.items() if run.settings.get(name, value) != value}
+                if trial.outcome is Outcome.PRUNED and (not options.drops_slow or changed & {"objective", "maximize"}):
+                    continue
+                if trial.outcome is Outcome.TIMED_OUT and changed & {"compile_deadline_s", "run_deadline_s"}:
+                    continue
+                has_values = objective_values(trial, options.objectives) and scorer.known_cost(trial) is not None
+                if has_values or not trial.outcome.has_time:
                     self.earlier.append(trial)
         confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
-        ran = [(trial.cost, trial.config) for trial in tried if trial.cost is not None]
+        ran = [(cost, trial.config) for trial in tried if (cost := scorer.known_cost(trial)) is not None]
         fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
         self.incumbent = next(iter(confirmed), fastest_ran)
         self._served = find_served(database, study_id, options)
-        self._sources = find_sources(database, key) if options.transfer else []
+        self._sources = []
+        if options.transfer:
+            self._sources = find_sources(database, key, lambda other: Scorer(spec, other, objective).known_cost)
         named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]
         named += [config for config in (self.incumbent, self._served) if config is not None]
         for _, timed in self._sources:  # the fastest few configurations of another study may be fast here, too
@@ -325,7 +350,7 @@ class SearchPlan:
         # the first two are always among them, so that a resumed search repeats the proposals of its first session
         new = self.incumbent if self.incumbent is not None and log.find(self.incumbent) is None else None
         seeded = [config for config in (self.default, self._served, new) if config is not None]
-        by_time = self._options.objectives == (TIME,) and session_objective(self._spec, self._options) is None
+        by_time = self._options.objectives == (TIME,) and self._objective is None
         self.search = Search(
             self.space,
             self._sampler,

@@ -288,6 +288,13 @@ class TestAskAndTell:
             session.close()
         assert len(stored("search")) == 4  # what is told is not stored
 
+    def test_what_is_told_costs_what_the_objective_says(self, scale_toml, options):
+        by_registers = replace(options, objectives=("registers * time_us",))
+        with autotile.session(scale_toml, n=N, options=by_registers) as session:
+            with pytest.raises(InputError, match="needs registers, which has no value here"):
+                session.tell(DEFAULT, 1.0)
+            session.tell(DEFAULT, None)
+
     def test_what_is_refused(self, opened):
         for time_us in (0.0, -1.0, float("nan"), float("inf"), "5"):
             with pytest.raises(InputError, match="expected a positive number"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 from child_python import python
+from spec_samples import make_spec
 from typer.testing import CliRunner
 
 import autotile
@@ -23,7 +24,15 @@ from autotile import __version__
 from autotile.cli.application import CommandLine, app, made_command, report_crash
 from autotile.cli.commands import COMMANDS
 from autotile.cli.commands import add_command as add
-from autotile.cli.derivation import REQUIRED, describe, in_options, parameter_of, read_assignments, read_values
+from autotile.cli.derivation import (
+    REQUIRED,
+    describe,
+    in_options,
+    parameter_of,
+    read_assignments,
+    read_values,
+    split_assignments,
+)
 from autotile.cli.output import examples
 from autotile.errors import InputError
 from autotile.kernel.library import load_kernel
@@ -364,12 +373,25 @@ def test_words_are_split_at_the_first_equals_sign_and_need_a_name_and_a_value():
 
 def test_values_take_the_type_of_their_parameter():
     for word, value in (
-        *(("TILE=16", 16), ("TILE=-1", -1), ("TILE=big", "big"), ("TILE=12345678", "12345678"), ("GUARDED=TRUE", True)),
+        *(
+            ("TILE=16", 16),
+            ("TILE=-1", -1),
+            ("TILE=big", "big"),
+            ("TILE=12345678", 12345678),
+            (f"TILE={10**32}", str(10**32)),
+            ("GUARDED=TRUE", True),
+        ),
         *(("GUARDED=0", False), ("GUARDED=maybe", "maybe"), ("N=512", 512), ("UNKNOWN=512", "512")),
     ):
         ((name, found),) = read_values(load_kernel("matmul_tiled").spec, [word]).items()
         assert name == word.partition("=")[0]
         assert (found, type(found)) == (value, type(value))
+
+
+def test_values_of_a_configuration_have_all_their_digits_and_commas():
+    spec = make_spec({"A": [0.1, 0.1 + 0.2], "T": ["float", "P<int, 2>"]})
+    found = read_values(spec, split_assignments("T=P<int, 2>, A=0.30000000000000004,B=1"))
+    assert found == {"T": "P<int, 2>", "A": 0.1 + 0.2, "B": "1"}
 
 
 def test_an_option_that_is_written_as_in_python_is_recognized(run):

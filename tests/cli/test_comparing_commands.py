@@ -83,6 +83,14 @@ class TestMerge:
         assert study["decision"] == ("taken" if faster_first else "kept")
         assert (study["served"]["config"], study["other"]["config"], out.served(1024)) == (FAST, SLOW, FAST)
 
+    def test_what_an_objective_of_its_own_chose_is_not_compared_by_time(self, book, run):
+        a, b, out = book("a.db"), book("b.db"), book("out.db")
+        a.put(1024, FAST, 10.0)
+        b.put(1024, SLOW, 20.0)
+        change_file(b.path, """UPDATE trials SET telemetry = '{"objective": 1.0, "objective_cost": 1.0}'""")
+        answer = run("db", "merge", a.path, b.path, "-o", out.path, "--json").document
+        assert (answer["studies"][0]["decision"], out.served(1024)) == ("unresolved", SLOW)
+
     def test_what_the_intervals_do_not_tell_is_left_to_the_newest(self, book, run):
         """An older session that is merged later does not replace it."""
         a, b, out = book("a.db"), book("b.db"), book("out.db")
@@ -218,6 +226,9 @@ class TestClean:
         assert mine.served(1024, gpu="a100") is None
 
     def test_other_versions(self, mine, run, scale_toml):
+        answer = run("db", "clean", "--stale")
+        assert "nothing to delete" in answer.out
+        assert "no kernel is found by the name scale; `autotile db clean path/to/mine.toml --stale`" in answer.err
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
         (study,) = answer["studies"]
         assert (study["reasons"], study["trials"], study["of"]) == (["other version"], 2, 3)

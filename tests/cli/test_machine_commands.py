@@ -131,6 +131,8 @@ TUNE = ("tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--scheduler")
 def test_schedulers_that_are_refused(run):
     for words in (("worker",), TUNE):
         run(*words, "tcp://node7:8786").is_refused("not encrypted")
+        run(*words, "tcp://127.0.0.1:8786x").is_refused("'tcp://127.0.0.1:8786x' cannot be read")
+        run(*words, "tcp://me:secret@node7:8786").is_refused("a password on the command line")
         run(*words, "ws://127.0.0.1:8786", "--insecure").is_refused("cannot be read; expected tls:// or tcp://")
     run("worker", "tcp://127.0.0.1:8786", "--replay-seconds", "1").is_refused("--replay")
     for choice in (["--devices", "0,1"], ["--device", "1"]):

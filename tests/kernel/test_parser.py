@@ -198,6 +198,7 @@ RULES = [
     ('squarish = "max(BM, BN) <= 2 * min(BM, BN)"', "squarish = true", "rules.squarish", ["expression in a string"]),
     ("squarish =", "squarish-tiles =", "rules.squarish-tiles", ["not a C identifier"]),
     ("[rules]", "[rules.more]", "rules.more", ["expected an expression in a string, got a table"]),
+    ("[launch]", '[metrics]\nobjective = "time_us"\n[launch]', "metrics.objective", ["already names the objective"]),
     ("[launch]", '[heuristics]\nsquarish = "BM > 32"\n[launch]', "heuristics.squarish", ["already names a rule"]),
     ("[launch]", '[heuristics]\nl = "BM > 64"\n[launch]', "default", ["breaks the heuristic 'l' at default sizes"]),
 ]

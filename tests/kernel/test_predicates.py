@@ -1,6 +1,7 @@
 """Rules that are Python functions, and the default that is derived for a file without one."""
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -70,6 +71,7 @@ class TestFunctions:
         assert holds.tolist() == [(c + d) * a > 2 for a, c, d in rows.T.tolist()]
         inverted = parse_predicate(lambda C: ~C, ["C"], Location("x", "rules.inverted"))  # no boolean of plain values
         assert inverted.evaluate({"C": np.array([True, False])}).tolist() == [False, True]
+        assert inverted.evaluate({"C": True}) is False  # of one configuration
 
     def test_whole_numbers_are_exact_and_a_division_by_zero_is_an_error(self):
         large = np.array([1 << 32, 1 << 40, 4] * 300)
@@ -101,6 +103,17 @@ class TestFunctions:
             spec_with(bad=lambda AA, B: AA > B)
         with pytest.raises(SpecError, match=r"TypeError: .*, given a mapping of all parameters as none of them is an"):
             spec_with(bad=lambda AA: AA > 3)
+
+    @pytest.mark.parametrize("answer", [None, "no", [True, True], ...])
+    def test_an_answer_that_says_neither_yes_nor_no_is_an_error(self, answer):
+        spec = spec_with(bad=lambda A: answer if A == 4 else True)
+        said = rf"rules.bad.*returns {re.escape(repr(answer))}, where A = 4; a rule must return True or False"
+        with pytest.raises(SpecError, match=said):
+            enumerate_space(spec, spec.at(), H200)
+
+    def test_an_argument_with_a_default_is_the_parameter_of_its_name(self):
+        spec = spec_with(few=lambda A, B=8, limit=16: limit >= A * B)
+        assert enumerate_space(spec, spec.at(), H200).configs == allowed(lambda A, B, C, D: A * B <= 16)
 
     def test_a_function_that_allows_nothing_is_an_empty_space(self):
         spec = spec_with(some=lambda A: A > 0)

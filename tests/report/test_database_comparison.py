@@ -173,7 +173,9 @@ class TestMatching:
         assert differences["compiler"] == ("13.0", "12.9")
         assert differences["driver"] == ("580.65", "570.1")
         assert differences["GPU"][0] == "NVIDIA H200"
-        assert not {"kernel", "sizes", "dtype"} & differences.keys()
+        assert not {"kernel", "sizes", "dtype", "objective"} & differences.keys()
+        change_file(b.path, """UPDATE runs SET settings = '{"objective": "1 / time_us"}'""")
+        assert ("objective", "time", "1 / time_us") in dict(compare(a.path, b.path).differences)
         a.put(1024, fast(20.0, 2), gpu="a100-sxm4-80gb")
         b.put(1024, fast(10.0, 1))
         found = compare(a.path, b.path)

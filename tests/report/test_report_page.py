@@ -22,7 +22,7 @@ from stored_runs import add_trial, end_run, start_run
 
 from autotile.api.inspection import survey
 from autotile.core.ceilings import Ceiling
-from autotile.core.model import Measurement, Outcome, Trial, config_key
+from autotile.core.model import COST, OBJECTIVE, Measurement, Outcome, Trial, config_key
 from autotile.core.statistics import paired_ratio, widen_by_session_spread
 from autotile.core.text import shown_text
 from autotile.database.database import Database
@@ -40,6 +40,7 @@ from autotile.report.charts import (
     roofline_chart,
     rule_tree_chart,
     study_effects,
+    timed_trials,
     tree_lines,
 )
 from autotile.report.page import Page, joined, tag, write_page
@@ -185,12 +186,17 @@ def test_values_of_another_objective_are_not_compared(study):
     (run,) = study.runs
     first, last = (replace(run, run_id=number, settings={"objective": text}) for number, text in ((1, "a"), (2, "b")))
     scored = [
-        replace(one, run_id=number, trial=replace(one.trial, telemetry={"objective": value}))
+        replace(one, run_id=number, trial=replace(one.trial, telemetry={OBJECTIVE: value, COST: value}))
         for one, number, value in zip(study.trials, (1, 2, 2), (1.0, 30.0, 20.0), strict=False)
     ]
     mixed = replace(study, runs=(first, last), stored=tuple(scored))
     assert [mixed.score(one) for one in scored] == [None, 30.0, 20.0]
     assert "found after trial 3" in best_so_far_chart(mixed).summary
+    assert [cost for cost, _ in mixed.ranked(*Outcome)] == [20.0, 30.0]
+    by_time = replace(mixed, runs=(first, replace(last, settings={})))
+    times_us = sorted(one.trial.time_us for one in scored if one.trial.time_us is not None)
+    assert [cost for cost, _ in by_time.ranked(*Outcome)] == times_us
+    assert [trial.time_us for trial in timed_trials(by_time)] == times_us
 
 
 def test_the_dark_theme_exchanges_every_colour_and_labels_cannot_be_tags(study):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,11 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from child_python import python
+from feature_kernels import copy_kernel
 from made_models import rule_of
 from msgspec import structs
-from stored_runs import FAST, SLOW
+from stored_runs import FAST, SLOW, Book
 
 from autotile.api import exchange
 from autotile.cli.derivation import read_selections
@@ -125,6 +128,15 @@ class TestServing:
         )
         done = python("-c", code, env={"AUTOTILE_DB": "/nowhere/at/all.db"})
         assert (done.stderr, done.stdout) == ("", f"exact {FAST} True b'\\x7fELF'\n")
+
+    def test_a_kernel_whose_input_is_a_file_that_is_not_there(self, tmp_path):
+        (folder := tmp_path / "own").mkdir()
+        path = copy_kernel(folder, "scale", {'access = "in"': 'access = "in", file = "x.npy"'})
+        np.save(folder / "x.npy", np.ones(4096, np.float32))
+        Book(read_settings().database, path).put(4096, FAST, 5.0)
+        exchange.bundle(path, output=(packed := tmp_path / "file.autotile"))
+        shutil.rmtree(folder)
+        assert ask(packed, 4096).tier == "exact"
 
     @pytest.mark.parametrize("came_along", [False, True])
     def test_by_a_familys_rule(self, store, tmp_path, monkeypatch, came_along):

@@ -258,9 +258,21 @@ def test_look_ups_of_further_sizes_read_no_kernel_again(scaling_toml):
     """Reading the five kernels of ``matmul`` takes 4 ms."""
     find = default_dispatcher.get_best_kernel
     assert find(str(scaling_toml), n=1000, device="h200").kernel == "scale"
-    for path in scaling_toml.parent.glob("*.toml"):
+    for path in {*scaling_toml.parent.glob("*.toml")} - {scaling_toml}:
         path.write_text("changed")
     assert find(str(scaling_toml), n=2000, device="h200").problem.sizes["n"] == 2000
+
+
+def test_an_edited_operation_is_served_for_sizes_that_are_asked_for_from_then_on(scaling_toml):
+    find = default_dispatcher.get_best_kernel
+    first = find(str(scaling_toml), n=1000, device="h200")
+    text = scaling_toml.read_text()
+    scaling_toml.write_text(text.replace("[kernels", "conditions = { QUICK = 1 }\n\n[kernels", 1))
+    assert find(str(scaling_toml), n=2000, QUICK=0, device="h200").operation.sizes["QUICK"] == 0
+    scaling_toml.write_text("changed")
+    assert find(str(scaling_toml), n=1000, device="h200") is first
+    with pytest.raises(InputError, match=r"scaling\.toml"):
+        find(str(scaling_toml), n=3000, device="h200")
 
 
 def test_an_explanation_on_the_command_line_and_in_python(model):

@@ -193,7 +193,7 @@ class TestPinned:
         with pytest.raises(PinError, match=said):
             ask(store, 4096)
 
-    def test_a_bad_configuration_and_a_problem_that_is_named_twice_are_refused(self, store, file):
+    def test_a_bad_configuration_a_problem_that_is_named_twice_and_an_unknown_key_are_refused(self, store, file):
         for config, said in (
             ({"THREADS": 999, "WORK": 1}, "THREADS"),
             ({"THREADS": 64}, "WORK"),
@@ -205,6 +205,9 @@ class TestPinned:
         document = json.loads(file.read_text())
         document["choices"] *= 2
         with pytest.raises(PinError, match="names a problem twice"):
+            parse_choices(json.dumps(document), "it")
+        document["choices"] = [document["choices"][0] | {"conifg": {}}]
+        with pytest.raises(PinError, match="conifg"):
             parse_choices(json.dumps(document), "it")
 
     def test_what_is_set_aside_twice_stays_so_until_the_end_and_dispatchers_pin_for_themselves(self, store):

@@ -230,6 +230,12 @@ SCENARIOS: dict[str, list[Step]] = {
         asked(4000, "nearest", SMALL, NEAREST, choice__compared__ratio=pytest.approx(1 / 1.5, rel=0.02)),
         asked(4000, "nearest", SMALL, "to take 0.67 times as long here as what an empty database"),
     ],
+    "a finalist whose value has left the file since is not compared": [
+        put(4096, LARGE),
+        edited("\nTHREADS = 128", "\nTHREADS = 64"),
+        edited("64, 128, 256]", "64, 256]"),
+        asked(4100, "nearest", LARGE, NEAREST),
+    ],
     "where the default was not measured, it gained what is usual": [
         put(4096, SMALL, default_ratio=None),
         asked(4100, "nearest", SMALL, NEAREST, choice__compared__ratio=pytest.approx(0.887, abs=0.01)),

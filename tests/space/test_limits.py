@@ -16,7 +16,7 @@ from spec_samples import make_spec
 
 import autotile
 from autotile.core.device import DeviceProperties, device_profile, limits_for, profile_names
-from autotile.core.model import LaunchGeometry, Resources
+from autotile.core.model import LaunchGeometry, Outcome, Resources, Trial
 from autotile.errors import InputError
 from autotile.kernel.spec import KernelSpec
 from autotile.space.limits import (
@@ -24,8 +24,10 @@ from autotile.space.limits import (
     UNLIMITED,
     block_limits,
     check_config,
+    compiled_occupancy,
     max_blocks_per_sm,
     occupancy,
+    passes_otherwise,
     resource_violation,
 )
 from autotile.space.search_space import feasible_space
@@ -298,4 +300,10 @@ def test_the_largest_block_just_fits_and_not_on_a_smaller_gpu():
 )
 def test_compiled_spills_and_occupancy(limits, said):
     min_occupancy, max_spill_bytes = limits
-    assert fault(replace(LENIENT, min_occupancy=min_occupancy, max_spill_bytes=max_spill_bytes)) == said
+    spec = replace(LENIENT, min_occupancy=min_occupancy, max_spill_bytes=max_spill_bytes)
+    assert fault(spec) == said
+    dropped = Trial({}, Outcome.RESOURCE_EXCEEDED, said)
+    found = compiled_occupancy(GEOMETRY, RESOURCES, H200)
+    ran = Trial({}, Outcome.OK, resources=RESOURCES, occupancy=found)
+    assert [passes_otherwise(each, dropped) for each in (spec, LENIENT)] == [False, said != ""]
+    assert [passes_otherwise(each, ran) for each in (spec, LENIENT)] == [said != "", False]

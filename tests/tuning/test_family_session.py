@@ -15,6 +15,7 @@ from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.learned import FamilyState, family_state, save_family_state
 from autotile.errors import InputError
 from autotile.families.family import parse_family
+from autotile.kernel.library import load_kernel
 from autotile.serving import dispatcher as serving
 from autotile.serving.dispatcher import get_best_kernel
 from autotile.tuning import schedule
@@ -179,6 +180,13 @@ class TestResuming:
         assert (result.interrupted, result.resumed, result.to_json()["rule"]) == (True, 0, None)
         assert database.rules() == []
         assert run().resumed == 1
+
+    @pytest.mark.usefixtures("recorded")
+    def test_configurations_whose_values_have_left_the_file_since_are_no_candidates(self, bench, run, scale_toml):
+        assert FEW in [one.config for one in run().rule.configs]
+        scale_toml.write_text(scale_toml.read_text().replace("32, 64, 128", "32, 128"))
+        bench.kernel = load_kernel(str(scale_toml))
+        assert all(bench.kernel.spec.declares(one.config) for one in run().rule.configs)
 
     def test_candidates_are_measured_where_the_search_would_not_try_them(self, bench, run, rewrite, recorded, database):
         """And these trials count in later sessions."""

@@ -65,6 +65,17 @@ class TestFront:
             ],
         }
 
+    def test_an_expression_has_the_place_of_the_time(self):
+        scored = replace(trial(1, 30.0, 32), telemetry={"objective": 4.0, "objective_cost": 0.25})
+        front = pareto_front([scored], REGISTERS)
+        entry = {"config": {"BM": 1}, "time_us": 30.0, "objective": 4.0, "registers": 32}
+        assert front.to_json() == {"objectives": ["time", "registers"], "front": [entry]}
+        table = front.table(scored.config)
+        assert (table.caption, [*table.rows]) == (
+            "front of objective and registers: 1 configuration",
+            [("winner", "4", "32", "BM=1")],
+        )
+
     def test_the_finals_have_the_last_word(self):
         searched = [trial(1, 10.0, 60), trial(2, 11.0, 50), trial(3, 30.0, 40)]
         refused = replace(searched[0], outcome=Outcome.WRONG_RESULT, measurement=None)

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from judges import BEST, DEFAULT, by_threads, failing_if
 from processes import count_configs, wait_until
+from stored_runs import add_trial, start_run
 
 from autotile.api.databases import db_merge as merge
-from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
+from autotile.core.model import GPU_SCALE, Measurement, Outcome, Trial, config_key
 from autotile.database import engine, runs
 from autotile.errors import AutotileError
 from autotile.tuning.replay import ReplayBackend
@@ -76,6 +77,19 @@ class TestTwoSessions:
         results = both(lambda number: bench.tune(recording, sampler=sampler, trials=12))
         assert_each_once(bench)
         assert [(result.winner.config, sum(result.outcomes.values())) for result in results] == [(BEST, 12)] * 2
+
+    def test_what_the_other_measured_without_a_value_of_the_objective_is_left_to_the_next(self, bench, database):
+        told: list[int] = []
+
+        def tell_of_another(_: object) -> None:
+            if not told and (studies := database.studies()):
+                told.append(studies[0].study_id)
+                other = start_run(database, told[0], sampler="random")
+                add_trial(database, told[0], other, Trial(BEST, Outcome.OK, measurement=Measurement(1.0, 0.9, 1.1)))
+
+        options = {"sampler": "brute-force", "objective": "time_us * registers"}
+        tried = [sum(bench.tune(bench.record(), tell_of_another, **options).outcomes.values()) for _ in range(2)]
+        assert tried == [11, 12]
 
     def test_they_reach_the_number_of_trials_together(self, bench):
         recording = bench.record()

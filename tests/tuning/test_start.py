@@ -25,12 +25,16 @@ from autotile.tuning.start import (
 )
 
 
+def _time_at(_):
+    return lambda trial: trial.time_us
+
+
 def test_the_nearest_studies_come_first_but_not_the_own_one_nor_one_without_a_size_in_common(bench, database):
     for n in (512, 1024, 8192):
         bench.tune(bench.record(n=n), n=n, trials=8)
     key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
-    sources = find_sources(database, key)
-    assert find_sources(database, structs.replace(key, sizes={"x": 1024})) == []
+    sources = find_sources(database, key, _time_at)
+    assert find_sources(database, structs.replace(key, sizes={"x": 1024}), _time_at) == []
     assert [name for name, _ in sources] == ["n=512", "n=8192"]
     assert all(len(timed) >= 6 for _, timed in sources)
 
@@ -246,6 +250,49 @@ class TestSessions:
         by_work = scored.tune(scored.record(), objective="time_us * WORK ** 4", discard=False)
         assert [one.winner.config["WORK"] for one in (by_time, by_work)] == [4, 1]
         assert by_work.resumed == 12
+
+    def test_what_was_pruned_by_another_objective_is_measured_again(self, scored):
+        scored.tune(scored.record(), objective="time_us * WORK ** 4")
+        assert BEST in [one.config for one in scored.stored() if one.outcome is Outcome.PRUNED]
+        assert scored.tune(scored.record()).winner.config == BEST
+        assert scored.tune(scored.record()).resumed == 12
+
+    @pytest.mark.parametrize(("limit", "resumed"), [("", 12), ("max_spill_bytes = 9", 12), ("max_spill_bytes = 5", 9)])
+    def test_what_broke_or_breaks_a_limit_that_has_changed_is_tried_again(self, rewrite, database, limit, resumed):
+        first = rewrite({})
+        first.tune(first.record(), discard=False)
+        with database.writing() as connection:
+            connection.exec_driver_sql("UPDATE trials SET spill_load_bytes = 6 WHERE config LIKE '%64%'")
+        changed = rewrite({"[arguments]": f"[limits]\n{limit}\n[arguments]"})
+        assert changed.tune(changed.record(), discard=False).resumed == resumed
+
+    def test_a_parameter_whose_values_were_texts_before(self, rewrite):
+        texts = {"[1, 2]": '["a", "b"]', "KIND = 1": 'KIND = "a"'}
+        numbers = {new: old for old, new in texts.items()}
+        rewrite({"\n[default]": "KIND = [1, 2]\n[default]\nKIND = 1"} | texts)
+        for changes, resumed in (({}, 0), (numbers, 0), (texts, 24)):
+            kernel = rewrite(changes)
+            assert kernel.tune(kernel.record(), discard=False).resumed == resumed
+
+    def test_what_took_too_long_is_tried_again_with_another_deadline(self, bench):
+        late = Trial({"THREADS": 64, "WORK": 1}, Outcome.TIMED_OUT, "it ran for 1 s", "measure")
+        replay = bench.record(lambda config: late if config == late.config else timed(config, 5.0))
+        resumed = [bench.tune(replay, discard=False, run_deadline_s=limit_s).resumed for limit_s in (1, 1, 2)]
+        assert resumed == [0, 12, 11]
+
+    def test_what_has_no_value_of_the_objective_is_measured_again(self, scored, database):
+        scored.tune(scored.record())
+        with database.writing() as connection:
+            names = "registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "static_smem_bytes"
+            connection.exec_driver_sql(f"UPDATE trials SET {', '.join(f'{name} = NULL' for name in names)}")
+        assert scored.tune(scored.record(), objective="time_us / registers").resumed == 0
+
+    def test_costs_of_other_objectives_are_no_source(self, bench, database):
+        bench.tune(
+            bench.record(n=1024), n=1024, objective="time_us * THREADS ** 4", sampler="brute-force", discard=False
+        )
+        taught = bench.tune(bench.record(), trials=3, sampler="feasible")
+        assert (taught.winner.config, taught.learnt_from) == (BEST, ("n=1024",))
 
     def test_that_of_the_file(self, rewrite, database):
         kernel = rewrite({"[arguments]": '[objective]\nvalue = "1 / (time_us * WORK)"\nmaximize = true\n[arguments]'})
