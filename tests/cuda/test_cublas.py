@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,16 @@ def test_what_is_described_is_destroyed_again_where_a_product_is_refused(monkeyp
     with pytest.raises(ToolchainError, match="cublasLtMatmulAlgoGetHeuristic failed with status 15"):
         gemm._prepare(("float32", True, False), 0)
     assert not alive
+
+
+def test_no_other_product_comes_between_the_launches_of_one(monkeypatch):
+    memory, queued = SimpleNamespace(lock=Lock(), workspace=9), list[Any]()
+    gemm = Gemm(GemmLayout.of({"M": 8, "N": 8, "K": 8}, "float32"), 0)
+    gemm._prepared["float32", True, False] = lambda *given: queued.append((memory.lock.locked(), given))
+    gemm(7, (16, 32, 48), memory=memory)
+    assert queued == [(True, (7, (16, 32, 48, 0), 9, (1.0, 0.0)))]
+    monkeypatch.setattr(cublas, "RelocatableCall", lambda *given: given[-1])
+    assert gemm.relocatable(memory, 3) is memory.lock
 
 
 def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any, Any, Any]:
