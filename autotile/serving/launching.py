@@ -749,7 +749,11 @@ class LibraryLauncher(ArrayLauncher):
         is_captured = stream != 0 and self._is_capturing(stream)
         try:
             if call is not None and not is_captured and not (a | b | c | pointers[-1]) % VECTOR_BYTES:
-                call.launch(stream, pointers)
+                try:
+                    call.launch(stream, pointers)
+                except load_cupy().cuda.driver.CUDADriverError:
+                    load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current in this thread
+                    call.launch(stream, pointers)
                 return True
             memory = gemm.memory(stream)
             gemm(stream, pointers, memory=memory)

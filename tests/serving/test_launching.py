@@ -347,8 +347,12 @@ class TestLibrary:
 
             def relocatable(self, memory: str, count: int) -> Any:
                 self.seen.append(("captured", memory, count))
-                launch = lambda *given: self.seen.append(("launch", *given))  # noqa: E731 - fits one line
-                return SimpleNamespace(launch=launch) if can_move else None
+                return SimpleNamespace(launch=self.launch) if can_move else None
+
+            def launch(self, *given: Any) -> None:
+                if threading.get_ident() not in calls.contexts:
+                    raise calls.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
+                self.seen.append(("launch", *given))
 
         @contextmanager
         def outside_of_captures() -> Iterator[None]:
@@ -375,6 +379,10 @@ class TestLibrary:
         kinds = [one[0] for one in Gemm.seen]
         moved = ["launch", "call", "launch", "call", "call"]  # each stream, and each number of arrays, comes again
         assert kinds == (moved if can_move else ["call"] * 5)
+        with ThreadPoolExecutor(1) as pool:  # another thread, without a context
+            assert pool.submit(launcher.launch_at, 7, (a, b, c)).result()
+        assert Gemm.seen[-1][0] == ("launch" if can_move else "call")
+        assert launcher.is_direct is can_move
         for stream in range(100, 100 + launching._MAX_STREAMS):
             assert launcher.launch_at(stream, (a, b, c))
         assert len(launcher._calls) <= launching._MAX_STREAMS
