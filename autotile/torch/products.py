@@ -230,7 +230,8 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call may show.
     """
     options, at_once = _OPTIONS[emulate], ("at once", a.shape, b.shape, emulate, _is_grad_enabled())
-    key, by_torch, is_plain = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b), _is_plain(a)
+    key = a.shape, b.shape, a.stride(), b.stride(), a.dtype, emulate
+    by_torch, is_plain = _torch_product(a, b), _is_plain(a)
     known = _products.find(a, b, options)
     if known is None and is_plain and (problem := _product_of(a, b, emulate)) is not None:
         known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
@@ -299,7 +300,7 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
             return _of_stacks(a, b, emulate)
         result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
         return result
-    key = (a.shape, b.shape, a.dtype, emulate)
+    key = a.shape, b.shape, a.stride(), b.stride(), a.dtype, emulate
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         by_torch = _decision(key, lambda: _product_of(a, b, emulate), lambda kernel: kernel.is_library)
         if by_torch and _is_plain(a):

@@ -445,6 +445,17 @@ class TestLeftToPytorch:
         products._guard("one tensor twice", known, (x, x))
         assert "one tensor twice" not in products._notes
 
+    def test_each_layout_of_a_product_is_left_to_pytorch_by_itself(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        sizes = {"M": 4096, "N": 4096, "K": 4096, "TRANS_B": 1}
+        known = SimpleNamespace(kernel=autotile.get_best_kernel("matmul", **sizes, dtype="bfloat16", device="h200"))
+        monkeypatch.setattr(type(products._products), "find", lambda *_: known)
+        products._notes.clear()
+        a = torch.randn(8, 8, dtype=torch.bfloat16)
+        for b in (a, a.t()):
+            assert torch.equal(products._launched(a, b, True), a @ b)
+        assert [note[2] for note in products._notes.values() if isinstance(note, tuple)] == [torch.mm] * 2
+
     def test_what_autograd_records_is_chosen_for_each_size(self, monkeypatch):
         chosen: list[tuple[Any, ...]] = []
         monkeypatch.setattr(type(products._products), "choose_aside", lambda _, key, *rest: chosen.append(key))
