@@ -212,16 +212,8 @@ def _gain_of(kernel: BoundKernel) -> Gain:
 
 
 def _is_short(library: BoundKernel) -> bool:
-    """Whether the host's part of PyTorch's own call of the library may show, and a direct launch leaves it out.
-
-    Where results must not vary, all calls are PyTorch's, as some are in any case.
-    """
-    return (
-        _gain_of(library).is_short
-        and library.is_direct
-        and not (library.choice.pinned or read_settings().numerics == "same")
-        and not torch.cuda.is_current_stream_capturing()
-    )
+    """Whether the host's part of PyTorch's own call of the library may show, and a direct launch leaves it out."""
+    return _gain_of(library).is_short and library.is_direct and not torch.cuda.is_current_stream_capturing()
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
