@@ -236,7 +236,7 @@ class Gemm:
         if self._rounding is not None:
             return None  # the memory for sums may still grow
         try:
-            return RelocatableCall(partial(self, memory=memory), count, _VECTOR_BYTES, (self, memory), memory.lock)
+            return RelocatableCall(partial(self, memory=memory), count, _VECTOR_BYTES, memory.lock)
         except ToolchainError:
             return None
 

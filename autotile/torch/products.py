@@ -397,10 +397,9 @@ def _known_linear(
     if left is None or left[0].choice is not left[1]:
         return _decided_linear(input, weight, bias, emulate, key)
     kernel, _, function = left
-    is_by_torch = function is _torch_linear
     if layer is not None:
         layer.note(now, (input.numel(), key[-1]), (kernel, function))
-    if is_by_torch:
+    if function is _torch_linear:
         kernel.count_call()
     made: Tensor | None = function(input, weight, bias)
     return made if made is not None else _decided_linear(input, weight, bias, emulate, key)

@@ -443,7 +443,7 @@ class TestRelocatableCall:
         def make(launches: Any, count: int = 3) -> tuple[RelocatableCall, Driver, list[Any]]:
             driver = Driver(launches)
             monkeypatch.setattr(function_module, "load_driver", lambda: driver)
-            return RelocatableCall(driver.queue, count, 16, None, lock), driver, launched
+            return RelocatableCall(driver.queue, count, 16, lock), driver, launched
 
         monkeypatch.setattr(cuda, "Stream", lambda non_blocking: Stream(cuda))
         monkeypatch.setattr(function_module, "result_name", str)
