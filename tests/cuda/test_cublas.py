@@ -1,5 +1,6 @@
 """cuBLAS by ctypes: which product is asked for, without a GPU; the results on one."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Lock
@@ -121,6 +122,32 @@ def test_launches_at_other_addresses_compute_what_a_call_computes(sizes, dtype, 
             call.launch(stream.ptr, (x.data.ptr, y.data.ptr, made.data.ptr, *added))
             gemm(stream.ptr, (x.data.ptr, y.data.ptr, expected.data.ptr, *added))
             assert bool((made == expected).all())
+
+
+@pytest.mark.gpu(shared=True)
+def test_threads_on_one_stream_keep_their_sums_apart():
+    stream, generator = cupy.cuda.Stream(non_blocking=True), cupy.random.default_rng(0)
+
+    def product(k: int) -> tuple[Any, Any, Any]:
+        gemm = Gemm(GemmLayout(16, 256, k, 1, False, True, "float16", "float16"), 0)
+        x, y = (generator.standard_normal((rows, k)).astype("float16") for rows in (16, 256))
+        made, expected = (cupy.empty((count, 16, 256), "float16") for count in (300, 1))
+        gemm(stream.ptr, (x.data.ptr, y.data.ptr, expected.data.ptr))
+        launch = (gemm.relocatable(gemm.memory(stream.ptr), 3) or SimpleNamespace(launch=gemm)).launch
+
+        def compute() -> None:
+            cupy.cuda.runtime.setDevice(0)  # it makes a context current in this thread
+            for one in made:
+                launch(stream.ptr, (x.data.ptr, y.data.ptr, one.data.ptr))
+
+        return compute, made, expected
+
+    with stream:
+        products = [product(k) for k in (8192, 12288)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: one[0](), products))
+    with stream:
+        assert all(bool((made == expected).all()) for _, made, expected in products)
 
 
 @pytest.mark.gpu(shared=True)

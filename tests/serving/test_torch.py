@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -697,6 +698,9 @@ class TestOnGpu:
             made = [compute(a, b) for _ in range(3)][-1]
         torch.cuda.synchronize()
         assert close(made, a.double() @ factor + added)
+        with ThreadPoolExecutor(1) as pool:  # a thread without a context
+            assert close(pool.submit(compute, a, b).result(), a.double() @ factor + added)
+        assert served.is_direct
         apart = torch.empty(257, device="cuda", dtype=torch.bfloat16)[1:]  # a bias that is not aligned
         if bias is not None:
             assert close(autotile.torch.linear(a, b, apart.copy_(bias)), a.double() @ factor + added)
