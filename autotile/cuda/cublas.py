@@ -222,13 +222,11 @@ class Gemm:
         is_rounded = self._rounding is not None and beta == 0.0 and not (bias or c % _VECTOR_BYTES)
         key = "float32" if is_rounded else self._layout.result, is_aligned, bias != 0
         queue = self._prepared.get(key) or self._prepare(key, bias)
-        if self._rounding is None or not is_rounded:
-            queue(stream, (a, b, c, bias), memory.workspace, (alpha, beta))
-        else:
-            with memory.lock:  # no other thread may queue a product between these two
-                sums = memory.sums(self._sums_bytes)
-                queue(stream, (a, b, sums, 0), memory.workspace, (alpha, beta))
-                self._rounding(stream, sums, c)
+        with memory.lock:
+            target = memory.sums(self._sums_bytes) if is_rounded else c
+            queue(stream, (a, b, target, bias), memory.workspace, (alpha, beta))
+            if is_rounded and self._rounding is not None:
+                self._rounding(stream, target, c)
 
     def relocatable(self, memory: _StreamMemory, count: int) -> RelocatableCall | None:
         """Return the launches of the product for any aligned arrays, without or with a bias as the last of ``count``.
@@ -236,9 +234,9 @@ class Gemm:
         They are for the stream of ``memory``, on the current device. None where the product is computed otherwise.
         """
         if self._rounding is not None:
-            return None  # another thread may queue a product between the two launches
+            return None  # the memory for sums may still grow
         try:
-            return RelocatableCall(partial(self, memory=memory), count, _VECTOR_BYTES, (self, memory))
+            return RelocatableCall(partial(self, memory=memory), count, _VECTOR_BYTES, memory.lock)
         except ToolchainError:
             return None
 
@@ -382,7 +380,8 @@ class _StreamMemory:
     def __init__(self, stream: int) -> None:
         self.is_captured = False
         self.lock = threading.Lock()
-        """Held while sums are queued and rounded."""
+        """Held while a product is queued: it may be two kernels, the second of which reads what the first has stored in
+        this memory, and another thread may queue a product on the same stream between them."""
         current = load_cupy().cuda.get_current_stream()
         self._stream = current if current.ptr == stream else None  # so that its address is not given to another stream
         self._held = load_cupy().cuda.Memory(_workspace_bytes())  # not of a pool, whose memory is ordered by a stream

@@ -316,13 +316,13 @@ class RelocatableCall:
     of the parameters that differs as the address of one array does is that address, or one within the array. Raise
     `ToolchainError` if the call does other things than launching, if parameters differ otherwise or an array is in
     none, if CUDA fails, or if the driver is older than CUDA 12.4. ``queue`` is a function of a stream and of the
-    ``addresses``; ``keep_alive`` is what the launches need.
+    ``addresses``, which holds what the launches need; ``lock`` is held while they are queued.
     """
 
-    __slots__ = ("_keep_alive", "_launches", "_lock")
+    __slots__ = ("_launches", "_lock", "_queue")
 
-    def __init__(self, queue: Callable[..., None], count: int, alignment_bytes: int, keep_alive: object) -> None:
-        self._keep_alive, self._lock = keep_alive, Lock()
+    def __init__(self, queue: Callable[..., None], count: int, alignment_bytes: int, lock: Lock) -> None:
+        self._queue, self._lock = queue, lock
         places = [((array + 1) << 40) + alignment_bytes for array in range(count)]
         # Of each address, the upper and the lower half differ: a parameter that holds one half is found, and refused.
         steps = [((array + 1) << 34) + ((2 * array + 1) << 12) for array in range(count)]
@@ -341,7 +341,7 @@ class RelocatableCall:
 
     def launch(self, stream: int, addresses: Sequence[int]) -> None:
         """Launch on arrays at these addresses, which have at least the alignment."""
-        with self._lock:  # of the parameters, which the driver copies
+        with self._lock:
             for launch, block, words, parameters, extra in self._launches:
                 values = block.words
                 for (array, offset), places in words:

@@ -44,7 +44,7 @@ from autotile.cuda.function import (
 )
 from autotile.cuda.packing import encode_description, pack_launches
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import ArgumentError, InputError
+from autotile.errors import ArgumentError, InputError, ToolchainError
 from autotile.kernel.arguments import ScalarArgument, TensorMap, Texture, Workspace, encode_scalar
 from autotile.kernel.inputs import DOCUMENT, document_of, input_maker
 from autotile.kernel.problem import resolve_problem
@@ -703,11 +703,12 @@ class LibraryLauncher(ArrayLauncher):
         layout = GemmLayout.of(code.asked.sizes, code.asked.dtype) if self._call is None else None
         self._gemm = Gemm(layout, device_index) if layout is not None else None
         if self._gemm is not None:
-            with load_cupy().cuda.Device(device_index):
+            with load_cupy().cuda.Device(device_index), outside_of_captures():
                 self._gemm.prepare()
-        self._calls = 0
         self._relocated: dict[tuple[int, int], RelocatableCall] = {}
         """The launches of the product, by stream and number of arrays."""
+        self._calls: dict[tuple[int, int], int] = {}
+        """Calls before these: streams that are made anew again and again have no launches of their own."""
 
     @cached_property
     def _arrays(self) -> CallArrays:
@@ -733,7 +734,10 @@ class LibraryLauncher(ArrayLauncher):
         return arrays
 
     def launch_at(self, stream: int, pointers: tuple[int, ...], *, starts: bool = False) -> bool:
-        """Compute on arrays at these addresses, which meet the requirements; False if nothing was done."""
+        """Compute on arrays at these addresses, which meet the requirements; False if nothing was done.
+
+        What CUDA or cuBLAS refuses, such as memory, the program may compute otherwise; a call raises the error.
+        """
         gemm = self._gemm
         if gemm is None or not (self._one_device or self._current_device() == self._device_index):
             return False
@@ -743,19 +747,30 @@ class LibraryLauncher(ArrayLauncher):
             return False  # the first is another stream in each thread
         a, b, c, *_ = pointers
         is_captured = stream != 0 and self._is_capturing(stream)
-        if call is not None and not is_captured and not (a | b | c | pointers[-1]) % VECTOR_BYTES:
-            call.launch(stream, pointers)
-            return True
-        memory = gemm.memory(stream)
-        gemm(stream, pointers, memory=memory)
-        self._calls += 1
-        if call is None and self.is_direct and not is_captured and self._calls >= _WORTHWHILE_CALLS:
-            call = gemm.relocatable(memory, len(pointers))
-            self.is_direct = call is not None
-            if call is not None:
-                if len(self._relocated) >= _MAX_STREAMS:
-                    self._relocated.clear()
-                self._relocated[key] = call
+        try:
+            if call is not None and not is_captured and not (a | b | c | pointers[-1]) % VECTOR_BYTES:
+                try:
+                    call.launch(stream, pointers)
+                except load_cupy().cuda.driver.CUDADriverError:
+                    load_cupy().cuda.runtime.setDevice(self._device_index)  # it makes a context current in this thread
+                    call.launch(stream, pointers)
+                return True
+            memory = gemm.memory(stream)
+            gemm(stream, pointers, memory=memory)
+        except (ToolchainError, load_cupy().cuda.driver.CUDADriverError, load_cupy().cuda.runtime.CUDARuntimeError):
+            self.is_direct = False
+            self._relocated.pop(key, None)
+            return False
+        if call is None and self.is_direct and not is_captured:
+            if key not in self._calls and len(self._calls) >= _MAX_STREAMS:
+                self._calls.clear()
+                self._relocated.clear()
+            self._calls[key] = calls = self._calls.get(key, 0) + 1
+            if calls >= _WORTHWHILE_CALLS:
+                call = gemm.relocatable(memory, len(pointers))
+                self.is_direct = call is not None
+                if call is not None:
+                    self._relocated[key] = call
         return True
 
     def launch(

@@ -168,11 +168,17 @@ def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> Non
         accepts = _tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     except (RuntimeError, SystemError, TypeError):  # of a version of PyTorch that takes other arguments
         return
+    if not accepts(*tensors):  # one tensor twice
+        return
     guards.append((accepts, known, known.kernel.choice))
     if len(guards) > 1:
         return
 
+    has_bias = len(tensors) > 2
+
     def launch(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        if has_bias is (bias is None):  # of a layer that was given one meanwhile, or none
+            return None
         for accepts, own, choice in guards:
             if not (accepts(a, b) if bias is None else accepts(a, b, bias)):
                 continue
@@ -206,16 +212,8 @@ def _gain_of(kernel: BoundKernel) -> Gain:
 
 
 def _is_short(library: BoundKernel) -> bool:
-    """Whether the host's part of PyTorch's own call of the library may show, and a direct launch leaves it out.
-
-    Where results must not vary, all calls are PyTorch's, as some are in any case.
-    """
-    return (
-        _gain_of(library).is_short
-        and library.is_direct
-        and not (library.choice.pinned or read_settings().numerics == "same")
-        and not torch.cuda.is_current_stream_capturing()
-    )
+    """Whether the host's part of PyTorch's own call of the library may show, and a direct launch leaves it out."""
+    return _gain_of(library).is_short and library.is_direct and not torch.cuda.is_current_stream_capturing()
 
 
 def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
@@ -224,7 +222,8 @@ def _launched(a: Tensor, b: Tensor, emulate: bool) -> Tensor:
     Where cuBLAS is served, PyTorch calls it, unless the product is so short that the host's part of the call may show.
     """
     options, at_once = _OPTIONS[emulate], ("at once", a.shape, b.shape, emulate, _is_grad_enabled())
-    key, by_torch, is_plain = (a.shape, b.shape, a.dtype, emulate), _torch_product(a, b), _is_plain(a)
+    key = a.shape, b.shape, a.stride(), b.stride(), a.dtype, emulate
+    by_torch, is_plain = _torch_product(a, b), _is_plain(a)
     known = _products.find(a, b, options)
     if known is None and is_plain and (problem := _product_of(a, b, emulate)) is not None:
         known = _chosen((a, b), options, (key, by_torch), problem, (*a.shape[:-1], b.shape[-1]))
@@ -293,7 +292,7 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
             return _of_stacks(a, b, emulate)
         result: Tensor = torch.ops.autotile.matmul(a, b, emulate)
         return result
-    key = (a.shape, b.shape, a.dtype, emulate)
+    key = a.shape, b.shape, a.stride(), b.stride(), a.dtype, emulate
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         by_torch = _decision(key, lambda: _product_of(a, b, emulate), lambda kernel: kernel.is_library)
         if by_torch and _is_plain(a):
@@ -398,11 +397,9 @@ def _known_linear(
     if left is None or left[0].choice is not left[1]:
         return _decided_linear(input, weight, bias, emulate, key)
     kernel, _, function = left
-    is_by_torch = function is _torch_linear
-    # A kernel that autograd's record costs too much may gain where nothing is recorded.
-    if layer is not None and (not is_by_torch or kernel.is_library or not key[-1]):
-        layer.note(now, input.numel(), (kernel, function))
-    if is_by_torch:
+    if layer is not None:
+        layer.note(now, (input.numel(), key[-1]), (kernel, function))
+    if function is _torch_linear:
         kernel.count_call()
     made: Tensor | None = function(input, weight, bias)
     return made if made is not None else _decided_linear(input, weight, bias, emulate, key)
@@ -536,7 +533,7 @@ def _chosen(
         return gain.is_short if kernel.is_library else always or gain.is_worthwhile()
 
     if default_dispatcher.may_defer(MatmulOptions(emulate=problem["emulate"])):
-        _products.choose_aside((options, key), serve, keep, loads)
+        _products.choose_aside((options, *problem.values()), serve, keep, loads)
         return None
     kernel = serve()
     return keep(kernel) if kernel is not None else None
@@ -570,15 +567,15 @@ class _RecordedLinear(torch.autograd.Function):  # type: ignore[misc]
 
 
 _MAX_NOTES = 64
-"""Kinds of inputs that a layer notes, by their numbers of elements."""
+"""Kinds of inputs that a layer notes."""
 
 
 class Linear(torch.nn.Linear):  # type: ignore[misc]
     """`torch.nn.Linear` that computes by `linear`; parameters, initialization and ``state_dict`` are the same."""
 
-    _noted: tuple[object, dict[int, tuple[BoundKernel, Callable[..., Tensor | None]]]] | None = None
-    """The `EPOCH`, and by numbers of elements of the input, the kernel that is served in it and the function that
-    computes, as in the notes of all products; a look-up there, by shapes and dtypes, takes 3 us in a model."""
+    _noted: tuple[object, dict[tuple[int, bool], tuple[BoundKernel, Callable[..., Tensor | None]]]] | None = None
+    """The `EPOCH`, and by the elements of the input and whether autograd is on, the kernel that is served in it and the
+    function that computes, as in the notes of all products; a look-up there, by shapes and dtypes, takes 3 us."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input @ weight.T + bias``."""
@@ -586,11 +583,13 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]
             weight, bias = self._parameters["weight"], self._parameters["bias"]
         except KeyError:  # FSDP and parametrizations keep them elsewhere
             weight, bias = self.weight, self.bias
+        # Of other classes, the number of elements may be a symbol.
         if (
             not _is_compiling()
+            and type(input) is Tensor
             and (noted := self._noted) is not None
             and noted[0] is EPOCH.now
-            and (known := noted[1].get(input.numel())) is not None
+            and (known := noted[1].get((input.numel(), _is_grad_enabled()))) is not None
         ):
             kernel, function = known
             if function is _torch_linear:
@@ -600,12 +599,14 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]
                 return made
         return _known_linear(input, weight, bias, layer=self)
 
-    def note(self, epoch: object, elements: int, known: tuple[BoundKernel, Callable[..., Tensor | None]]) -> None:
-        """Compute inputs of so many elements alike until the choices in force change."""
+    def note(
+        self, epoch: object, kind: tuple[int, bool], known: tuple[BoundKernel, Callable[..., Tensor | None]]
+    ) -> None:
+        """Compute inputs of a kind alike until the choices in force change."""
         noted = self._noted
         if noted is None or noted[0] is not epoch or len(noted[1]) == _MAX_NOTES:
             self._noted = noted = (epoch, {})
-        noted[1][elements] = known
+        noted[1][kind] = known
 
     def _apply(self, fn: Any, recurse: bool = True) -> Linear:
         self._noted = None  # the parameters may get another dtype or device

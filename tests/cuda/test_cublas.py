@@ -1,7 +1,9 @@
 """cuBLAS by ctypes: which product is asked for, without a GPU; the results on one."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +49,16 @@ def test_what_is_described_is_destroyed_again_where_a_product_is_refused(monkeyp
     with pytest.raises(ToolchainError, match="cublasLtMatmulAlgoGetHeuristic failed with status 15"):
         gemm._prepare(("float32", True, False), 0)
     assert not alive
+
+
+def test_no_other_product_comes_between_the_launches_of_one(monkeypatch):
+    memory, queued = SimpleNamespace(lock=Lock(), workspace=9), list[Any]()
+    gemm = Gemm(GemmLayout.of({"M": 8, "N": 8, "K": 8}, "float32"), 0)
+    gemm._prepared["float32", True, False] = lambda *given: queued.append((memory.lock.locked(), given))
+    gemm(7, (16, 32, 48), memory=memory)
+    assert queued == [(True, (7, (16, 32, 48, 0), 9, (1.0, 0.0)))]
+    monkeypatch.setattr(cublas, "RelocatableCall", lambda *given: given[-1])
+    assert gemm.relocatable(memory, 3) is memory.lock
 
 
 def _factors(dtype: str, batch: int, trans_a: bool, trans_b: bool) -> tuple[Any, Any, Any]:
@@ -110,6 +122,32 @@ def test_launches_at_other_addresses_compute_what_a_call_computes(sizes, dtype, 
             call.launch(stream.ptr, (x.data.ptr, y.data.ptr, made.data.ptr, *added))
             gemm(stream.ptr, (x.data.ptr, y.data.ptr, expected.data.ptr, *added))
             assert bool((made == expected).all())
+
+
+@pytest.mark.gpu(shared=True)
+def test_threads_on_one_stream_keep_their_sums_apart():
+    stream, generator = cupy.cuda.Stream(non_blocking=True), cupy.random.default_rng(0)
+
+    def product(k: int) -> tuple[Any, Any, Any]:
+        gemm = Gemm(GemmLayout(16, 256, k, 1, False, True, "float16", "float16"), 0)
+        x, y = (generator.standard_normal((rows, k)).astype("float16") for rows in (16, 256))
+        made, expected = (cupy.empty((count, 16, 256), "float16") for count in (300, 1))
+        gemm(stream.ptr, (x.data.ptr, y.data.ptr, expected.data.ptr))
+        launch = (gemm.relocatable(gemm.memory(stream.ptr), 3) or SimpleNamespace(launch=gemm)).launch
+
+        def compute() -> None:
+            cupy.cuda.runtime.setDevice(0)  # it makes a context current in this thread
+            for one in made:
+                launch(stream.ptr, (x.data.ptr, y.data.ptr, one.data.ptr))
+
+        return compute, made, expected
+
+    with stream:
+        products = [product(k) for k in (8192, 12288)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: one[0](), products))
+    with stream:
+        assert all(bool((made == expected).all()) for _, made, expected in products)
 
 
 @pytest.mark.gpu(shared=True)

@@ -424,10 +424,11 @@ class TestRelocatableCall:
     @pytest.fixture
     def made(self, cuda, monkeypatch):
         """Make a call of launches, and return it with the driver and what it launches."""
-        launched: list[Any] = []
+        launched, lock = list[Any](), Lock()
 
         def launch_of(function: int, geometry: Any, **attributes: Any) -> Callable[..., None]:
             def launch(stream: int, parameters: int, extra: int) -> None:
+                assert lock.locked()
                 if extra:
                     kind, buffer, other, size = (ctypes.c_uint64 * 4).from_address(extra)
                     assert (kind, other, parameters) == (1, 2, 0)
@@ -442,7 +443,7 @@ class TestRelocatableCall:
         def make(launches: Any, count: int = 3) -> tuple[RelocatableCall, Driver, list[Any]]:
             driver = Driver(launches)
             monkeypatch.setattr(function_module, "load_driver", lambda: driver)
-            return RelocatableCall(driver.queue, count, 16, None), driver, launched
+            return RelocatableCall(driver.queue, count, 16, lock), driver, launched
 
         monkeypatch.setattr(cuda, "Stream", lambda non_blocking: Stream(cuda))
         monkeypatch.setattr(function_module, "result_name", str)

@@ -53,7 +53,7 @@ class Cuda:
     """
 
     ndarray = cupy.ndarray
-    CUDADriverError = RuntimeError
+    CUDADriverError = CUDARuntimeError = RuntimeError
 
     def __init__(self) -> None:
         self.current, self.devices, self.stream = 0, 2, 7
@@ -64,7 +64,7 @@ class Cuda:
         self.launches: list[tuple[int, list[int]]] = []
         self.blocks: dict[int, ParameterBlock] = {}
         self.new_arrays = 0
-        self.cuda = self.runtime = self
+        self.cuda = self.runtime = self.driver = self
         self.getDevice = lambda: self.current
         self.streamIsCapturing = lambda stream: stream in self.captured
         self.get_current_stream = lambda _=None: SimpleNamespace(ptr=self.stream)
@@ -338,22 +338,36 @@ class TestLibrary:
 
             def __init__(self, *_: Any) -> None:
                 self.memory = lambda stream: f"memory of {stream}"
-                self.prepare = lambda: self.seen.append(("prepared", calls.current))
+                self.prepare = lambda: self.seen.append(("prepared", calls.current, bool(relaxed)))
 
             def __call__(self, stream: int, addresses: Any, *, memory: str) -> None:
+                if stream == 13:
+                    raise calls.CUDARuntimeError
                 self.seen.append(("call", stream, addresses, memory))
 
             def relocatable(self, memory: str, count: int) -> Any:
                 self.seen.append(("captured", memory, count))
-                launch = lambda *given: self.seen.append(("launch", *given))  # noqa: E731 - fits one line
-                return SimpleNamespace(launch=launch) if can_move else None
+                return SimpleNamespace(launch=self.launch) if can_move else None
 
+            def launch(self, *given: Any) -> None:
+                if threading.get_ident() not in calls.contexts:
+                    raise calls.CUDADriverError("CUDA_ERROR_INVALID_CONTEXT")
+                self.seen.append(("launch", *given))
+
+        @contextmanager
+        def outside_of_captures() -> Iterator[None]:
+            relaxed.append(None)
+            yield
+            relaxed.pop()
+
+        relaxed: list[None] = []
+        monkeypatch.setattr(launching, "outside_of_captures", outside_of_captures)
         monkeypatch.setattr(launching, "Gemm", Gemm)
         calls.devices = 1
         asked = SimpleNamespace(sizes={"M": 1, "N": 8, "K": 8, "BATCH": 1, "TRANS_A": 0, "TRANS_B": 1}, dtype="float32")
         code = SimpleNamespace(definition=SimpleNamespace(spec=None), library=SimpleNamespace(call=None), asked=asked)
         launcher, (a, b, c) = LibraryLauncher(code, 0), (16, 32, 48)  # type: ignore[arg-type]
-        assert Gemm.seen.pop() == ("prepared", 0)
+        assert Gemm.seen.pop() == ("prepared", 0, True)  # in a thread of its own, whatever others capture
         assert all(launcher.launch_at(7, (a, b, c)) for _ in range(launching._WORTHWHILE_CALLS))
         call = ("call", 7, (a, b, c), "memory of 7")
         assert Gemm.seen == [*[call] * launching._WORTHWHILE_CALLS, ("captured", "memory of 7", 3)]
@@ -363,8 +377,18 @@ class TestLibrary:
         for stream, arrays in ((7, (c, b, a)), (7, (a, b, c, 56)), (7, (a, b, 64)), (8, (a, b, c)), (9, (a, b, c, 64))):
             assert launcher.launch_at(stream, arrays)
         kinds = [one[0] for one in Gemm.seen]
-        moved = ["launch", "call", "captured", "launch", "call", "call", "captured"]
+        moved = ["launch", "call", "launch", "call", "call"]  # each stream, and each number of arrays, comes again
         assert kinds == (moved if can_move else ["call"] * 5)
+        with ThreadPoolExecutor(1) as pool:  # another thread, without a context
+            assert pool.submit(launcher.launch_at, 7, (a, b, c)).result()
+        assert Gemm.seen[-1][0] == ("launch" if can_move else "call")
+        assert launcher.is_direct is can_move
+        for stream in range(100, 100 + launching._MAX_STREAMS):
+            assert launcher.launch_at(stream, (a, b, c))
+        assert len(launcher._calls) <= launching._MAX_STREAMS
+        assert not launcher._relocated
+        assert launcher.launch_at(13, (a, b, c)) is False
+        assert launcher.is_direct is False
         assert launcher.launch_at(launching.PER_THREAD_STREAM, (a, b, c)) is False
 
 

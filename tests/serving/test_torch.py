@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -376,7 +377,7 @@ class TestLeftToPytorch:
         assert "_noted" not in pickle.loads(pickle.dumps(layer)).__dict__
         fresh.adopt(autotile.get_best_kernel("matmul", M=4, N=32, K=64, dtype="float32", device="h200", library=False))
         assert calls_of(layer) == (0, 1)
-        known = products.EPOCH.now, x.numel(), (served, nn.functional.linear)
+        known = products.EPOCH.now, (x.numel(), False), (served, nn.functional.linear)
         layer.note(*known)
         assert calls_of(layer) == (1, 0)
         assert calls_of(layer.to(torch.float32)) == (0, 1)
@@ -385,9 +386,13 @@ class TestLeftToPytorch:
         default_dispatcher.asked = None
         assert calls_of(layer) == (0, 1)
         launched: list[Any] = [x.new_ones(4, 48), None]
-        layer.note(products.EPOCH.now, x.numel(), (served, lambda *given: launched.pop(0)))
+        layer.note(products.EPOCH.now, (x.numel(), False), (served, lambda *given: launched.pop(0)))
+        assert torch.equal(layer(x), nn.functional.linear(x, layer.weight))  # what autograd records is another kind
         with torch.no_grad():
             assert torch.equal(layer(x), torch.ones(4, 48))
+            options = {"tracing_mode": "symbolic", "_allow_non_fake_inputs": True}
+            traced = torch.fx.experimental.proxy_tensor.make_fx(layer, **options)(x)
+            assert torch.equal(traced(x), nn.functional.linear(x, layer.weight))
         assert calls_of(layer) == (0, 1)  # the function has refused the tensors
 
     def test_only_plain_tensors_like_the_first_are_launched_at_once(self, monkeypatch):
@@ -407,6 +412,7 @@ class TestLeftToPytorch:
         others += [x.as_subclass(type("Own", (torch.Tensor,), {})), x.clone().requires_grad_()]  # or a gradient is lost
         assert [launch(one, w, bias) for one in others] == [None] * 7
         assert launch(x, w.clone().requires_grad_(), bias) is None
+        assert launch(x, w) is None, "a bias that was taken away"
         assert launch(x.flatten().repeat(2)[1:257].view(4, 64), w, bias) is None, "not aligned"
         torch.vmap(lambda one: asked.append(launch(one, w, bias)) or one)(x.expand(2, 4, 64))
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -435,6 +441,29 @@ class TestLeftToPytorch:
         served.choice = copy.copy(served.choice)
         products._guard("a kind", known, (x, w, bias))
         assert products._notes["a kind"][2] is not launch
+        products._guard("no bias", known, (x, w))
+        assert products._notes["no bias"][2](x, w, bias) is None, "a bias that was added"
+        products._guard("one tensor twice", known, (x, x))
+        assert "one tensor twice" not in products._notes
+
+    def test_each_layout_of_a_product_is_left_to_pytorch_by_itself(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        sizes = {"M": 4096, "N": 4096, "K": 4096, "TRANS_B": 1}
+        known = SimpleNamespace(kernel=autotile.get_best_kernel("matmul", **sizes, dtype="bfloat16", device="h200"))
+        monkeypatch.setattr(type(products._products), "find", lambda *_: known)
+        products._notes.clear()
+        a = torch.randn(8, 8, dtype=torch.bfloat16)
+        for b in (a, a.t()):
+            assert torch.equal(products._launched(a, b, True), a @ b)
+        assert [note[2] for note in products._notes.values() if isinstance(note, tuple)] == [torch.mm] * 2
+
+    def test_what_autograd_records_is_chosen_for_each_size(self, monkeypatch):
+        chosen: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(type(products._products), "choose_aside", lambda _, key, *rest: chosen.append(key))
+        for rows in (64, 128):
+            x, w = torch.randn(rows, 512), torch.randn(512, 512)
+            assert torch.equal(products._launched_linear(x, w, None, True, None), nn.functional.linear(x, w))
+        assert len(set(chosen)) == 2
 
 
 class TestRecorded:
@@ -623,7 +652,7 @@ class TestOnGpu:
         with torch.no_grad():
             for _ in range(3):
                 assert close(layer(x), exact)
-        kernel, function = layer._noted[1][x.numel()]
+        kernel, function = layer._noted[1][x.numel(), False]
         calls = kernel.calls
         with torch.set_grad_enabled(not records):
             assert close(layer(x), exact)
@@ -669,6 +698,9 @@ class TestOnGpu:
             made = [compute(a, b) for _ in range(3)][-1]
         torch.cuda.synchronize()
         assert close(made, a.double() @ factor + added)
+        with ThreadPoolExecutor(1) as pool:  # a thread without a context
+            assert close(pool.submit(compute, a, b).result(), a.double() @ factor + added)
+        assert served.is_direct
         apart = torch.empty(257, device="cuda", dtype=torch.bfloat16)[1:]  # a bias that is not aligned
         if bias is not None:
             assert close(autotile.torch.linear(a, b, apart.copy_(bias)), a.double() @ factor + added)
