@@ -324,8 +324,9 @@ class RelocatableCall:
     def __init__(self, queue: Callable[..., None], count: int, alignment_bytes: int, lock: Lock) -> None:
         self._queue, self._lock = queue, lock
         places = [((array + 1) << 40) + alignment_bytes for array in range(count)]
-        # Of each address, the upper and the lower half differ: a parameter that holds one half is found, and refused.
-        steps = [((array + 1) << 34) + ((2 * array + 1) << 12) for array in range(count)]
+        # Both halves of each address differ, and its place in a page, which has the alignment and no more: a parameter
+        # that holds a part, or what is left of a division, is found, and refused.
+        steps = [((array + 1) << 34) + (2 * array + 1) * 2 * alignment_bytes for array in range(count)]
         moved = [place + step for place, step in zip(places, steps, strict=True)]
         cuda = load_cupy().cuda
         failures = AttributeError, KeyError, ValueError, cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError

@@ -472,6 +472,7 @@ class TestRelocatableCall:
             lambda a, b: [(5, [words_of(a, b, a >> 32)], True, {})],
             lambda a, b: [(5, [words_of(a, b, a & 0xFFFFFFFF)], True, {})],
             lambda a, b: [(5, [words_of(a, b, b - a)], True, {})],
+            lambda a, b: [(5, [words_of(a, b, a % 128)], True, {})],
             lambda a, b: [(5 + (a >> 34) % 2, [words_of(a, b)], True, {})],
             lambda a, b: [(5, [words_of(a, b) + bytes((a >> 34) % 2)], True, {})],
             lambda a, b: [(5, [words_of(a, b)], True, {})] * (1 + (a >> 34) % 2),
