@@ -21,6 +21,7 @@ from report_studies import Session as Sessions
 from report_studies import store_session
 from sqlalchemy import Executable, select, update
 from stored_runs import add_trial, change, change_file, end_run, measured, start_run
+from waiting import wait_until
 
 from autotile.core.device import DeviceProperties
 from autotile.database.database import Database
@@ -262,22 +263,18 @@ class TestDatabase:
         assert client.message() == ""
         session.database.close()
         client.follower._disconnect()
-        deadline = time.monotonic() + 20
 
-        def shown(*, is_message: bool) -> str:
-            while bool(message := client.get("state")["databases"][0]["message"]) != is_message:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            return str(message)
+        def message() -> str:
+            return str(client.get("state")["databases"][0]["message"])
 
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("PRAGMA journal_mode=DELETE")
             other.execute("BEGIN EXCLUSIVE")
             client.follower.start()
-            assert "another process may have locked it" in shown(is_message=True)
+            wait_until(lambda: "another process may have locked it" in message(), message)
             assert client.get("state")["sessions"][0]["trials"] == 1
             other.execute("ROLLBACK")
-            assert shown(is_message=False) == ""
+            wait_until(lambda: not message(), message)
 
     def test_one_that_is_none(self, client, path):
         for content in (b"no database", b"SQLite format 3\0" + b"\xff" * 5000):
@@ -451,11 +448,12 @@ class TestHalfOpenConnections:
     def test_they_end(self, serving, strangers, monkeypatch):
         monkeypatch.setattr(live, "_MAX_WAIT_S", 0.5)
         strangers.connect(14, *HALF, REFUSED + b"GET /", 2000 * REFUSED)
-        deadline = time.monotonic() + 60
-        while strangers.count_open() and time.monotonic() < deadline:
+
+        def are_gone() -> bool:
             strangers.dribble()
-            time.sleep(0.05)
-        assert strangers.count_open() == 0
+            return strangers.count_open() == 0
+
+        wait_until(are_gone)
 
     def test_a_user_who_is_slow_to_take_an_answer_gets_all_of_it(self, serving, monkeypatch):
         monkeypatch.setattr(live, "_MAX_WAIT_S", 0.2)

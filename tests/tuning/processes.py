@@ -4,32 +4,22 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from endurance.progress_marks import environment_of
 from interrupts import heeded_interrupts
+from waiting import PATIENCE_S, wait_until
 
 from autotile.core.model import Trial, config_key
 from autotile.database.care import check_database
 from autotile.database.database import Database
 
-PATIENCE_S = 120.0
-"""Time for what takes seconds on a machine with nothing else to do."""
-
 
 def count_configs(trials: list[Trial]) -> Counter[str]:
     return Counter(config_key(trial.config) for trial in trials)
-
-
-def wait_until(is_true: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def wait_for_trials(location: Path, count: int) -> int:
