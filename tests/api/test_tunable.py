@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from child_python import python
-from feature_kernels import FOLDER
+from feature_kernels import SCALE_CODE as CODE
+from feature_kernels import python_scale as scale
 
 import autotile
 from autotile import Buffer, Scalar, Scratch
@@ -25,33 +26,11 @@ from autotile.kernel.python_kernel import function_name, parameter_names
 from autotile.tuning.plan import read_plan
 from autotile.tuning.verifying import CandidateCheck
 
-CODE = (FOLDER / "scale.cu").read_text()
 WITH_NAIVE = CODE + "__global__ void naive(const float* x, float* y, int n, float factor) { *y = factor * *x; }\n"
 
 
 def times(factor):
     return lambda x: factor * x
-
-
-def scale(source=CODE, entry="scale", **changed):
-    described = {
-        "sizes": {"n": 4096},
-        "ragged": {"n": 1001},
-        "parameters": {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]},
-        "default": {"THREADS": 128, "WORK": 1},
-        "rules": {"enough_blocks": "n >= THREADS * WORK"},
-        "arguments": {
-            "x": Buffer("dtype", ["n"]),
-            "y": Buffer("dtype", "n", "out"),
-            "n": Scalar("int32", "n"),
-            "factor": Scalar("float32", 2.0, check=-0.5),
-        },
-        "launch": {"block": "THREADS", "grid": ["ceil_div(n, THREADS * WORK)"]},
-        "reference": "factor * x",
-        "flops": "n",
-        "bytes": "8 * n",
-    }
-    return autotile.kernel(source, entry, **{**described, **changed})
 
 
 class TestSameModel:
