@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from endurance.progress_marks import environment_of
+from faults.traces import processes
 from interrupts import heeded_interrupts
 from waiting import PATIENCE_S, wait_until
 
@@ -39,18 +40,10 @@ def wait_for_trials(location: Path, count: int) -> int:
     return found
 
 
-def workers_with(mark: str) -> list[int]:
-    """Return the worker processes with a mark in their environment or status."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            text = (folder / "environ").read_bytes() + (folder / "status").read_bytes()
-        except OSError:  # gone, or another user's
-            continue
-        if b"autotile.workers." in command and mark.encode() in text:
-            found.append(int(folder.name))
-    return found
+def workers_with(mark: str = "", parent: int | None = None) -> list[int]:
+    """Return the worker processes with a mark in their environment, and of a parent if one is given."""
+    workers = (found for found in processes() if "autotile.workers." in found[2])
+    return [pid for pid, above, _, environment in workers if mark in environment and parent in (None, above)]
 
 
 def check_signal(words: Sequence[str], location: Path, number: signal.Signals, **variables: object) -> None:
