@@ -1,5 +1,6 @@
 """Small kernels that use features of search-space files: files in ``sample_kernels``."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,11 @@ def python_scale(source: str | Path = SCALE_CODE, entry: str | None = "scale", *
         "bytes": "8 * n",
     }
     return autotile.kernel(source, entry, **{**described, **changed})
+
+
+def write_call(folder: Path, kernel: str = "k", **changes: Any) -> Path:
+    """Write the document of a captured call to a folder, and return the folder."""
+    document = {"source": "k.toml", "sizes": {"N": 4}, "dtype": "float32", "scalars": {}, "arrays": {}, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "call.json").write_text(json.dumps({"kernel": kernel, **document}))
+    return folder

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from child_python import python
-from feature_kernels import space_text
+from feature_kernels import space_text, write_call
 from msgspec import structs
 from stored_runs import add_trial, record_miss, start_run
 
@@ -78,9 +78,9 @@ def test_an_operation_is_not_named_like_a_path(run, tmp_path):
 
 def test_the_kernel_of_a_captured_call_is_a_name(run, tmp_path):
     for name in ("../k", "/tmp/k.toml", "a/b", "..", "", "k\n", "k\0"):
-        call = {"kernel": name, "source": "", "sizes": {"n": 64}, "dtype": "float32", "scalars": {}, "arrays": {}}
-        (tmp_path / "call.json").write_text(json.dumps(call))
-        run("tune", "--captured", tmp_path).is_refused("not the document of a captured call")
+        run("tune", "--captured", write_call(tmp_path, name, sizes={"n": 64})).is_refused(
+            "not the document of a captured call"
+        )
 
 
 def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder(monkeypatch):
