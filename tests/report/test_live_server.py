@@ -19,7 +19,7 @@ from interrupts import heeded_interrupts
 from msgspec import structs
 from report_studies import Session as Sessions
 from report_studies import store_session
-from sqlalchemy import Executable, select, update
+from sqlalchemy import select, update
 from stored_runs import add_trial, change, change_file, end_run, measured, start_run
 from waiting import wait_until
 
@@ -86,9 +86,6 @@ class Session:
 
     def end(self) -> None:
         end_run(self.database, self.run, {"seconds": 1.0})
-
-    def change(self, *statements: str | Executable) -> None:
-        change(self.database, *statements)
 
 
 @pytest.fixture
@@ -169,7 +166,7 @@ class TestState:
 
     def test_one_that_stores_nothing_may_have_been_killed_and_only_some_kernels(self, client, session, path):
         before = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-        session.change(f"UPDATE runs SET started_at = '{before}'")
+        change(session.database, f"UPDATE runs SET started_at = '{before}'")
         (found,) = client.state()["sessions"]
         assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
         for kernel, count in (("sgemm", 1), ("other", 0)):
@@ -185,7 +182,7 @@ class TestState:
             [started, update(TRIALS).values(created_at="today")],
             [update(STUDIES).values(dtype="")],
         ):
-            session.change(*changes)
+            change(session.database, *changes)
             client.follower._disconnect()
             assert client.state()["sessions"] == []
 
@@ -236,7 +233,7 @@ class TestDrawing:
             assert self.answer(client, name, since)["charts"], since
         assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
         assert client.follower._drawings.keys() == {name}
-        session.change(TRIALS.delete(), RUNS.delete())
+        change(session.database, TRIALS.delete(), RUNS.delete())
         client.follower.read()
         assert (client.follower._stored, client.follower._drawings) == ({}, {})
 
