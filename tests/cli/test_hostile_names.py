@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from child_python import python
@@ -31,15 +30,11 @@ from autotile.tuning.cluster import compilers
 NAMES = ["../x", "/tmp/abs", "a/b", "..", ".", "", "a\0b", "x" * 900, "a\nb", "NVIDIA H200"]
 
 
-def model() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((data_folder("tuned") / "models/nvidia-h200.matmul.float32.json").read_text())
-    return document
-
-
 def stored(folder: Path, gpu_name: str, dtype: str = "float32") -> Path:
     path = folder / "models.db"
+    model = json.loads((data_folder("tuned") / "models/nvidia-h200.matmul.float32.json").read_text())
     with Database.open(str(path)) as opened:
-        save_model(opened, "matmul", dtype, structs.replace(device_profile("h200"), name=gpu_name), model())
+        save_model(opened, "matmul", dtype, structs.replace(device_profile("h200"), name=gpu_name), model)
     return path
 
 
