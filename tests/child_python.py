@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import autotile
 from autotile.settings import child_environment
 
 
@@ -23,3 +24,24 @@ def python(
         check=check,
         **options,
     )
+
+
+def imported(*pieces: str, words: Sequence[str] = ()) -> list[set[str]]:
+    """Return the modules that a fresh process has imported after each of some pieces of code."""
+    report = "\nimport sys; print('imported', *sys.modules)\n"
+    lines = python("-c", report.join([*pieces, ""]), *words, check=True).stdout.splitlines()
+    return [{*line.split()} for line in lines if line.startswith("imported ")]
+
+
+def needed(program: str, *words: str, ceiling: int) -> set[str]:
+    """Return the modules of autotile, without packages, that a program needs, of which there are no more than so many.
+
+    The ceiling is near their number: lower it with them.
+    """
+    folder = Path(autotile.__file__).parents[1]
+    (modules,) = imported(program, words=words)
+    own = {name for name in modules if name.startswith("autotile.")}
+    found = {name for name in own if not folder.joinpath(*name.split(".")).is_dir()}
+    assert len(found) <= ceiling, sorted(found)
+    assert len(found) > ceiling - 3, "lower the ceiling"
+    return found

@@ -4,6 +4,7 @@ import fcntl
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Generator
 from dataclasses import replace
@@ -152,6 +153,14 @@ def cp():
 @pytest.fixture(scope="session")
 def support(tmp_path_factory):
     return SupportKernels(CubinCache(tmp_path_factory.mktemp("support"), 10**8), live_device().architecture)
+
+
+@pytest.fixture
+def little_time():
+    """Fail a test that waits for a file, rather than wait with it."""
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
 
 
 @pytest.fixture

@@ -31,7 +31,16 @@ def altered(document: Any, random: Random) -> Any:
     changed = {"": copy.deepcopy(document)}
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         holder, name = random.choice(list(_places(changed)))
-        _alter(holder, name, random)
+        match random.randrange(6):
+            case 0 if name != "":
+                del holder[name]
+            case 1 if isinstance(holder, dict) and name != "":
+                holder[random.choice(ODD_TEXTS)] = holder.pop(name)
+            case 2:
+                one = holder[name]
+                holder[name] = random.choice(([one], {"a": one}, str(one), [one] * 2))
+            case _:
+                holder[name] = copy.deepcopy(random.choice(ODD_VALUES))
     return changed.get("")
 
 
@@ -40,18 +49,6 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     for name, entry in entries:
         yield value, name
         yield from _places(entry)
-
-
-def _alter(holder: Any, name: Any, random: Random) -> None:
-    match random.randrange(6):
-        case 0 if name != "":
-            del holder[name]
-        case 1 if isinstance(holder, dict) and name != "":
-            holder[random.choice(ODD_TEXTS)] = holder.pop(name)
-        case 2:
-            holder[name] = random.choice(([holder[name]], {"a": holder[name]}, str(holder[name]), [holder[name]] * 2))
-        case _:
-            holder[name] = copy.deepcopy(random.choice(ODD_VALUES))
 
 
 def as_json(document: Any) -> str:

@@ -17,7 +17,7 @@ from autotile.database.engine import RUNS
 from autotile.database.keys import TuningKey
 from autotile.exchange.recording import Recording, read_recording
 from autotile.kernel.launch import LaunchPlan
-from autotile.kernel.library import Kernel, load_kernel
+from autotile.kernel.library import load_kernel
 from autotile.report.report_data import read_report
 from autotile.report.study import StudyData
 from autotile.space.limits import occupancy
@@ -112,51 +112,41 @@ def _trials(recorded: Recording, device: DeviceProperties, session: Session) -> 
     best_us = np.inf
     for index in range(session.trials):
         row, copy = int(order[index % len(order)]), index // len(order)
-        trial = _trial(recorded, kernel, device, row, heat=1.0 - np.exp(-index / 60.0), rng=rng)
-        if copies > 1:
-            trial = replace(trial, config={**trial.config, "COPY": copy})
+        heat = 1.0 - np.exp(-index / 60.0)
+        result = recorded.trial(row)
+        geometry = LaunchPlan.of(kernel.spec, result.config, recorded.header.problem, device).main.geometry
+        resident = None
+        if result.resources is not None:
+            smem_bytes = result.resources.static_smem_bytes + geometry.dynamic_smem_bytes
+            resident = occupancy(geometry.threads, result.resources.registers, smem_bytes, device)
+        telemetry: dict[str, Any] = {
+            "reference_us": float(41.5 * (1 + 0.012 * heat) + rng.normal(0.0, 0.05)),
+            "sm_clock_mhz": int(1980 - 105 * heat + rng.integers(-8, 8)),
+            "power_w": float(310 + 330 * heat + rng.normal(0.0, 12.0)),
+            "temperature_c": int(38 + 24 * heat),
+            "throttle_reasons": 4 if heat > 0.9 and row % 5 == 0 else 0,
+            "max_error": 1.4e-6,
+            "energy_mj": float(1e-3 * (result.measurement.time_us if result.measurement else 1.0) * (480 + 40 * heat)),
+            "output_digest": "8f1c02-77ab19",
+        }
+        trial = replace(
+            result,
+            config={**result.config, "COPY": copy} if copies > 1 else result.config,
+            geometry=geometry,
+            occupancy=resident,
+            seconds={"compile": 1.2, "verify": 0.1, "measure": 0.2},
+            telemetry=telemetry if result.measurement is not None else {},
+        )
         if trial.time_us is not None and trial.time_us > 1.3 * best_us and index:
             trial = replace(trial, outcome=Outcome.PRUNED, reason="slower than 1.3 times the best after 9 samples")
         best_us = min(best_us, trial.time_us or np.inf)
-        found.append(_failed(trial, session) if index % 23 == 7 else trial)
+        if index % 23 == 7:
+            reason = f"C differs by 0.25 at element {len(str(trial.config)) * 37}"
+            how = (Outcome.COMPILE_FAILED, "compile", COMPILER_WORDS)
+            outcome, stage, reason = how if session.hostile else (Outcome.WRONG_RESULT, "verify", reason)
+            trial = replace(trial, measurement=None, telemetry={}, outcome=outcome, stage=stage, reason=reason)
+        found.append(trial)
     return found
-
-
-def _trial(
-    recorded: Recording, kernel: Kernel, device: DeviceProperties, row: int, *, heat: float, rng: np.random.Generator
-) -> Trial:
-    problem = recorded.header.problem
-    result = recorded.trial(row)
-    geometry = LaunchPlan.of(kernel.spec, result.config, problem, device).main.geometry
-    resident = None
-    if result.resources is not None:
-        smem_bytes = result.resources.static_smem_bytes + geometry.dynamic_smem_bytes
-        resident = occupancy(geometry.threads, result.resources.registers, smem_bytes, device)
-    telemetry: dict[str, Any] = {
-        "reference_us": float(41.5 * (1 + 0.012 * heat) + rng.normal(0.0, 0.05)),
-        "sm_clock_mhz": int(1980 - 105 * heat + rng.integers(-8, 8)),
-        "power_w": float(310 + 330 * heat + rng.normal(0.0, 12.0)),
-        "temperature_c": int(38 + 24 * heat),
-        "throttle_reasons": 4 if heat > 0.9 and row % 5 == 0 else 0,
-        "max_error": 1.4e-6,
-        "energy_mj": float(1e-3 * (result.measurement.time_us if result.measurement else 1.0) * (480 + 40 * heat)),
-        "output_digest": "8f1c02-77ab19",
-    }
-    return replace(
-        result,
-        geometry=geometry,
-        occupancy=resident,
-        seconds={"compile": 1.2, "verify": 0.1, "measure": 0.2},
-        telemetry=telemetry if result.measurement is not None else {},
-    )
-
-
-def _failed(trial: Trial, session: Session) -> Trial:
-    bare = replace(trial, measurement=None, telemetry={})
-    if session.hostile:
-        return replace(bare, outcome=Outcome.COMPILE_FAILED, stage="compile", reason=COMPILER_WORDS)
-    reason = f"C differs by 0.25 at element {len(str(trial.config)) * 37}"
-    return replace(bare, outcome=Outcome.WRONG_RESULT, stage="verify", reason=reason)
 
 
 def _finals(trials: Sequence[Trial], session: Session) -> tuple[list[Trial], list[Trial]]:

@@ -120,10 +120,10 @@ def add_trial(
         return int(connection.execute(insert, position | trial_row(trial)).scalar_one())
 
 
-def timed(config: Config, time_us: float, source: Any = "cuda") -> Trial:
+def timed(config: Config, time_us: float, outcome: Outcome = Outcome.OK, *, source: Any = "cuda") -> Trial:
     """Return a trial with a time and an interval of a percent to each side."""
     times = Measurement(time_us, 0.99 * time_us, 1.01 * time_us, (time_us,) * 3)
-    return Trial(config, Outcome.OK, "", "measure", measurement=times, source=source)
+    return Trial(config, outcome, "", "measure", measurement=times, source=source)
 
 
 class Book:
@@ -141,13 +141,13 @@ class Book:
     def put(self, n: int, winner: Config, time_us: float, *losers: Config, **key: Any) -> None:
         """A search over the winner and the losers, which take twice as long, and finals that the winner won."""
         source = key.get("source", "cuda")
-        searched = [timed(config, 2 * time_us, source) for config in (winner, *losers)]
+        searched = [timed(config, 2 * time_us, source=source) for config in (winner, *losers)]
         self.rank(n, (winner, time_us), searched=searched, **key)
 
     def rank(self, n: int, *ranking: tuple[Config, float], searched: Sequence[Trial] = (), **key: Any) -> None:
         """Finals with a ranking, after a search."""
         device = replace(device_profile(key.get("gpu", "h200")), source=key.get("source", "cuda"))
-        ranked = [timed(config, time_us, device.source) for config, time_us in ranking]
+        ranked = [timed(config, time_us, source=device.source) for config, time_us in ranking]
         with Database.open(self.path) as database:
             study = database.add_run(self.key(n, **key), searched, sampler="random", device=device)
             database.add_run(study, ranked, sampler="random", phase="final", is_ranked=True)

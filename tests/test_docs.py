@@ -76,13 +76,10 @@ def value_of(name: str) -> Any:
         except ModuleNotFoundError:
             continue
         for part in parts[depth:]:
-            found = default_of(found, part) if is_dataclass(found) else getattr(found, part)
+            defaults = {field.name: field.default for field in fields(found)} if is_dataclass(found) else vars(found)
+            found = defaults[part]
         return found
     raise AssertionError(f"no module of {name}")
-
-
-def default_of(kind: Any, name: str) -> Any:
-    return next(field.default for field in fields(kind) if field.name == name)
 
 
 @pytest.mark.parametrize("command", SET_UP)

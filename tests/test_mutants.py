@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -93,25 +92,6 @@ def test_tests_that_concern_a_change_come_first():
     assert not any(path.startswith(mutants.LEFT_OUT) for path in files)
 
 
-class Runs:
-    """A copy of the checkout whose runs of tests are given."""
-
-    def __init__(self, *results: tuple[int | None, list[str]]) -> None:
-        self.results = list(results)
-        self.copy: Any = object.__new__(mutants.Copy)
-
-    def judge(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> mutants.Verdict:
-        monkeypatch.setattr(mutants, "stages", lambda mutant, near: [["tests/a.py"], ["tests/b.py"]])
-        monkeypatch.setattr(mutants.Copy, "_run", lambda copy, tests, ignored: self.results.pop(0))
-        self.copy.folder = file.parent
-        (one, *_) = mutants.sample([file], 1, seed=0)
-        changed = replace(one, path=file.name)
-        verdict: mutants.Verdict = self.copy.judge(changed, near=True)
-        assert file.read_text() == SOURCE  # the change was taken back
-        assert self.results == []
-        return verdict
-
-
 PASSED: tuple[int, list[str]] = (0, [])
 FAILED = (1, ["tests/a.py::test_one"])
 
@@ -129,7 +109,15 @@ FAILED = (1, ["tests/a.py::test_one"])
     ],
 )
 def test_verdicts(file, monkeypatch, results, verdict):
-    assert Runs(*results).judge(file, monkeypatch).result == verdict
+    """Of a copy of the checkout whose runs of tests are given."""
+    left, copy = list(results), object.__new__(mutants.Copy)
+    monkeypatch.setattr(mutants, "stages", lambda mutant, near: [["tests/a.py"], ["tests/b.py"]])
+    monkeypatch.setattr(mutants.Copy, "_run", lambda copy, tests, ignored: left.pop(0))
+    copy.folder = file.parent
+    (one, *_) = mutants.sample([file], 1, seed=0)
+    assert copy.judge(replace(one, path=file.name), near=True).result == verdict
+    assert file.read_text() == SOURCE  # the change was taken back
+    assert left == []
 
 
 def test_shares_with_and_without_marked_changes(file, tmp_path):

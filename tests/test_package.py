@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from child_python import python
+from child_python import imported, python
 
 import autotile
 from autotile import errors
@@ -24,13 +24,6 @@ CHECKOUT = pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="n
 
 HEAVY = ("alembic", "cupy", "kernel_tuner", "optuna", "rich", "sqlalchemy", "typer")
 """What takes long to import."""
-
-
-def imported(*pieces: str) -> list[set[str]]:
-    """Which modules a fresh process has imported after each of some pieces of code."""
-    report = "\nimport sys; print('imported', *sys.modules)\n"
-    lines = python("-c", report.join([*pieces, ""]), check=True).stdout.splitlines()
-    return [{*line.split()} for line in lines if line.startswith("imported ")]
 
 
 def run(*command: str) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from child_python import python
 from feature_kernels import FOLDER
+from feature_kernels import SCALE_CODE as CODE
+from feature_kernels import python_scale as scale
 
 import autotile
 from autotile import Buffer, Scalar, Scratch
@@ -25,33 +27,11 @@ from autotile.kernel.python_kernel import function_name, parameter_names
 from autotile.tuning.plan import read_plan
 from autotile.tuning.verifying import CandidateCheck
 
-CODE = (FOLDER / "scale.cu").read_text()
 WITH_NAIVE = CODE + "__global__ void naive(const float* x, float* y, int n, float factor) { *y = factor * *x; }\n"
 
 
 def times(factor):
     return lambda x: factor * x
-
-
-def scale(source=CODE, entry="scale", **changed):
-    described = {
-        "sizes": {"n": 4096},
-        "ragged": {"n": 1001},
-        "parameters": {"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]},
-        "default": {"THREADS": 128, "WORK": 1},
-        "rules": {"enough_blocks": "n >= THREADS * WORK"},
-        "arguments": {
-            "x": Buffer("dtype", ["n"]),
-            "y": Buffer("dtype", "n", "out"),
-            "n": Scalar("int32", "n"),
-            "factor": Scalar("float32", 2.0, check=-0.5),
-        },
-        "launch": {"block": "THREADS", "grid": ["ceil_div(n, THREADS * WORK)"]},
-        "reference": "factor * x",
-        "flops": "n",
-        "bytes": "8 * n",
-    }
-    return autotile.kernel(source, entry, **{**described, **changed})
 
 
 class TestSameModel:
@@ -164,19 +144,14 @@ plans.write_plan(plans.read_plan(plans.Path("plan.toml")), "again.toml")
 
 
 class TestSteps:
-    CODE = """
-    __global__ void partial_sums(const float* x, float* partials, int N) { partials[blockIdx.x] = x[threadIdx.x] + N; }
-    __global__ void total(const float* partials, float* y, int count) { y[0] = partials[0] + count; }
-    """
-
     def test_they_take_the_place_of_entry_and_launch(self, tmp_path):
         kernel = autotile.kernel(
-            self.CODE,
+            FOLDER / "two_step_sum.cu",
             name="two_step_sum",
             sizes={"N": 4096},
-            parameters={"BLOCK": [64, 128], "BLOCKS": [32, 64]},
+            parameters={"BLOCK": [64, 128], "BLOCKS": [32, 64], "LAST": [64], "WRONG": [0]},
             arguments={
-                "x": Buffer("float32", "N"),
+                "x": Buffer("float32", [1, "N"], init="uniform"),
                 "y": Buffer("float32", 1, "out"),
                 "partials": Scratch("float32", "BLOCKS"),
                 "N": Scalar("int32", "N"),
@@ -184,15 +159,15 @@ class TestSteps:
             },
             steps=[
                 {"entry": "partial_sums", "block": "BLOCK", "grid": "BLOCKS", "arguments": ["x", "partials", "N"]},
-                {"entry": "total", "block": 64, "grid": 1, "arguments": ["partials", "y", "count"]},
+                {"entry": "total", "block": "LAST", "grid": 1, "arguments": ["partials", "y", "count"]},
             ],
-            reference={"y": "reshape(sum(x), 1)"},
+            reference={"outputs": {"y": "sum(x, 1)"}, "reduction": "N"},
         )
         spec = kernel.definition.spec
         assert [step.entry for step in spec.steps] == ["partial_sums", "total"]
         assert kernel.explain(device="h200").fault == ""
-        saved = load_kernel(kernel.save(tmp_path / "sum.toml"))
-        assert space_hash(saved.spec) == space_hash(spec)
+        for file in (FOLDER / "two_step_sum.toml", kernel.save(tmp_path / "sum.toml")):
+            assert space_hash(load_kernel(file).spec) == space_hash(spec)
 
     def test_an_entry_is_required_without_steps_alone(self):
         with pytest.raises(SpecError, match=r"\[entry\]: the file has \[\[steps\]\]"):
@@ -423,13 +398,9 @@ def test_rules_that_are_functions_hold_for_one_configuration_and_for_what_is_exp
 
 def test_no_file_is_left_behind(tmp_path):
     script = (
-        "import autotile\n"
-        f"code = {CODE!r}\n"
-        "k = autotile.kernel(code, 'scale', parameters={'THREADS': [32], 'WORK': [1]}, sizes={'n': 64},\n"
-        "    arguments=[autotile.Buffer('float32', 'n'), autotile.Buffer('float32', 'n', 'out'),\n"
-        "    autotile.Scalar('int32', 'n'), autotile.Scalar('float32', 2.0)],\n"
-        "    launch=('THREADS', 'n'), reference='factor * x')\n"
-        "print(k.definition.template_path)\n"
+        f"import sys; sys.path.append({str(FOLDER.parent)!r})\n"
+        "from feature_kernels import python_scale\n"
+        "print(python_scale().definition.template_path)\n"
     )
     done = python("-c", script, env={"TMPDIR": str(tmp_path)}, check=True)
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)

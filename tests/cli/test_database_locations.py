@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.traces import processes
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -284,34 +285,22 @@ def test_no_process_of_a_session_shows_the_password(roles, server_url, tmp_path,
     monkeypatch.setenv("AUTOTILE_CACHE", str(tmp_path / "cache"))  # so that a worker has something to compile
     monkeypatch.setenv("AUTOTILE_TEST_OF", str(tmp_path))
     words = [sys.executable, "-m", "autotile", "tune", "sgemm_2d", "M=1024", "N=1024", "K=1024", "--replay"]
-    shown: dict[int, str] = {}
+    shown: set[str] = set()
     with subprocess.Popen([*words, "--trials=2", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as session:
         while session.poll() is None:
-            shown |= _shown_by_children(f"AUTOTILE_TEST_OF={tmp_path}\0", session.pid)
-            assert roles.password not in _read(session.pid, "cmdline")
+            shown |= _shown_by(f"AUTOTILE_TEST_OF={tmp_path}\0")
             time.sleep(0.02)
         output = str(session.communicate())
     assert session.returncode == 0, output
     assert roles.password not in output
-    assert any("autotile.workers." in text for text in shown.values())
-    assert not [text for text in shown.values() if roles.password in text]
+    assert any("autotile.workers." in text for text in shown)
+    assert not [text for text in shown if roles.password in text]
 
 
-def _shown_by_children(mark: str, session: int) -> dict[int, str]:
+def _shown_by(mark: str) -> set[str]:
     """Return the arguments of each process of a session, and the environment of those that are autotile's workers."""
-    found: dict[int, str] = {}
-    for process in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
-        arguments, environment = _read(process, "cmdline"), _read(process, "environ")  # in this order: a program begins
-        if mark in environment and process != session:
-            found[process] = arguments + (environment if "autotile.workers." in arguments else "")
-    return found
-
-
-def _read(process: int, name: str) -> str:
-    try:
-        return (Path("/proc") / str(process) / name).read_bytes().decode(errors="replace")
-    except OSError:  # it has ended
-        return ""
+    own = ((arguments, environment) for _, _, arguments, environment in processes() if mark in environment)
+    return {arguments + (environment if "autotile.workers." in arguments else "") for arguments, environment in own}
 
 
 def test_workers_inherit_no_password(monkeypatch, run):

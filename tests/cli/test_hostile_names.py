@@ -10,11 +10,10 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from child_python import python
-from feature_kernels import space_text
+from feature_kernels import space_text, write_call
 from msgspec import structs
 from stored_runs import add_trial, record_miss, start_run
 
@@ -31,15 +30,11 @@ from autotile.tuning.cluster import compilers
 NAMES = ["../x", "/tmp/abs", "a/b", "..", ".", "", "a\0b", "x" * 900, "a\nb", "NVIDIA H200"]
 
 
-def model() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((data_folder("tuned") / "models/nvidia-h200.matmul.float32.json").read_text())
-    return document
-
-
 def stored(folder: Path, gpu_name: str, dtype: str = "float32") -> Path:
     path = folder / "models.db"
+    model = json.loads((data_folder("tuned") / "models/nvidia-h200.matmul.float32.json").read_text())
     with Database.open(str(path)) as opened:
-        save_model(opened, "matmul", dtype, structs.replace(device_profile("h200"), name=gpu_name), model())
+        save_model(opened, "matmul", dtype, structs.replace(device_profile("h200"), name=gpu_name), model)
     return path
 
 
@@ -78,9 +73,9 @@ def test_an_operation_is_not_named_like_a_path(run, tmp_path):
 
 def test_the_kernel_of_a_captured_call_is_a_name(run, tmp_path):
     for name in ("../k", "/tmp/k.toml", "a/b", "..", "", "k\n", "k\0"):
-        call = {"kernel": name, "source": "", "sizes": {"n": 64}, "dtype": "float32", "scalars": {}, "arrays": {}}
-        (tmp_path / "call.json").write_text(json.dumps(call))
-        run("tune", "--captured", tmp_path).is_refused("not the document of a captured call")
+        run("tune", "--captured", write_call(tmp_path, name, sizes={"n": 64})).is_refused(
+            "not the document of a captured call"
+        )
 
 
 def test_a_machine_of_the_farm_takes_only_a_digest_for_a_folder(monkeypatch):

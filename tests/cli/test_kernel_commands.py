@@ -5,13 +5,13 @@ import io
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from child_python import python
 from feature_kernels import copy_kernel
 from interrupts import heeded_interrupts
+from waiting import wait_until
 
 import autotile
 from autotile.api import verification
@@ -198,9 +198,7 @@ class TestSurvey:
         settings = {"env": {**child_environment(), "AUTOTILE_CACHE": str(tmp_path / "cache")}, "text": True}
         settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with heeded_interrupts(), subprocess.Popen([*words, "--workers", "1"], **settings) as command:
-            deadline_s = time.monotonic() + 120
-            while not list((tmp_path / "cache").rglob("*.cubin")) and time.monotonic() < deadline_s:
-                time.sleep(0.05)
+            wait_until(lambda: list((tmp_path / "cache").rglob("*.cubin")))
             command.send_signal(signal.SIGINT)
             out, err = command.communicate(timeout=120)
         assert command.returncode == 130, err

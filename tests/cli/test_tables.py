@@ -79,6 +79,13 @@ def reports() -> dict[str, Result]:
     problem, gpu = Problem("sgemm_2d", SIZES, "float32"), "NVIDIA GeForce RTX 3090"
     cost_us = 1234.5, 12.5e6 / 7
     miss = AssessedMiss(problem, gpu, "transferred", 7, NOON, None, True, *cost_us)
+    planned = PlannedProblem("sgemm_2d", load_kernel("sgemm_2d"), problem)
+    entries = (PlanEntry(planned, "NVIDIA H200", "failed", reason=WHY), PlanEntry(planned, "", "left"))
+    contenders = (
+        Contender("gemm_wgmma", CONFIG, 3057.0, source="replayed"),
+        Contender("gemm_mma", CONFIG, 3000.0, 0.13),
+    )
+    asked = Problem("matmul", SIZES, "bfloat16"), device_profile("h200"), "gemm_wgmma", False, "exact", CONFIG
     file = Path("/home/someone/autotile/recordings/sgemm_2d-nvidia-h200.npz")
     return {
         "studies": StudyList((study,), "t.db"),
@@ -86,9 +93,9 @@ def reports() -> dict[str, Result]:
         "trials": TrialList((StudyTrial(key(), stored_trial(1)),)),
         "trials of several studies": TrialList(tuple(StudyTrial(key(), stored_trial(study)) for study in (1, 2))),
         "misses": MissList((miss,)),
-        "plan": plan_result(),
+        "plan": PlanResult("a plan", entries, 12.0, False, "/home/someone/tuning.db"),
         "operation": replace(operation_result(), call="kernel = autotile.get_best_kernel(...)"),
-        "contenders": operation_explanation(),
+        "contenders": OperationExplanation(*asked, contenders, {}, "it was measured"),
         "devices": DeviceList((), {name: device_profile(name) for name in profile_names()}, (CEILINGS,)),
     }
 
@@ -97,13 +104,6 @@ WHY = (
     "no kernel of matmul ran for matmul M=128 N=7168 K=2048 bfloat16: there is no CUDA device here and no recording\n"
     "of gemm_wgmma;\tsee `autotile doctor`"
 )
-
-
-def plan_result() -> PlanResult:
-    kernel, problem = load_kernel("sgemm_2d"), Problem("sgemm_2d", SIZES, "float32")
-    planned = PlannedProblem("sgemm_2d", kernel, problem)
-    entries = (PlanEntry(planned, "NVIDIA H200", "failed", reason=WHY), PlanEntry(planned, "", "left"))
-    return PlanResult("a plan", entries, 12.0, False, "/home/someone/tuning.db")
 
 
 def operation_result() -> OperationResult:
@@ -123,17 +123,6 @@ def operation_result() -> OperationResult:
         seconds=12.0,
         interrupted=False,
         database="/home/someone/tuning.db",
-    )
-
-
-def operation_explanation() -> OperationExplanation:
-    contenders = (
-        Contender("gemm_wgmma", CONFIG, 3057.0, source="replayed"),
-        Contender("gemm_mma", CONFIG, 3000.0, 0.13),
-    )
-    problem, device = Problem("matmul", SIZES, "bfloat16"), device_profile("h200")
-    return OperationExplanation(
-        problem, device, "gemm_wgmma", False, "exact", CONFIG, contenders, {}, "it was measured"
     )
 
 

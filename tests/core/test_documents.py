@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import socket
 import tomllib
 from collections.abc import Callable
@@ -52,7 +51,6 @@ from autotile.database.winners import StoredRuleDocument, WinnerDocument
 from autotile.errors import DataError
 from autotile.exchange import bundle, kernel_tuner, recording, shipped
 from autotile.families import family
-from autotile.families.family import Family
 from autotile.workers import child, compile_pool, jobs
 
 SCHEMAS = [
@@ -152,10 +150,6 @@ class TestSchemas:
             convert({"plan": found}, FamilyState)
         assert json_cell(None) is None
 
-    def test_parts_of_a_family_are_in_order(self):
-        with pytest.raises(DataError, match="M: expected parts in ascending order"):
-            Family.from_json({"M": [[2, 1]]})
-
     def test_a_document_holds_the_values_of_what_is_nested(self):
         interval = Interval(1.0, 0.5, 2.0)
         ties = (MappingProxyType({"BM": 1}),)
@@ -191,14 +185,8 @@ values = st.recursive(
 tables = st.dictionaries(texts, values, max_size=5)
 
 
+@pytest.mark.usefixtures("little_time")
 class TestReading:
-    @pytest.fixture(autouse=True)
-    def _limit(self):
-        """Fail a test that waits for a file, rather than wait with it."""
-        signal.alarm(20)
-        yield
-        signal.alarm(0)
-
     @pytest.mark.parametrize(
         "text",
         [

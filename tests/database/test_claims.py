@@ -4,9 +4,9 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection, Select, func, select, text, update
 from stored_runs import add_trial, add_trials, begin, change, end_run, measured, start_run
+from waiting import wait_until
 
 from autotile.core.device import DeviceProperties
 from autotile.core.model import Config, Outcome, Trial, config_key
@@ -140,12 +141,13 @@ def test_leases_are_renewed(session, monkeypatch):
     monkeypatch.setattr(runs, "_RENEWALS", 1e4)
     first, second = session(), session()
     first.claim({"BM": 1})
-    left, deadline = run_out(first), time.monotonic() + 30
-    with first._database.reading() as connection:
-        while connection.execute(left).scalar_one():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-            connection.rollback()  # a file is seen as it was at the beginning of a transaction
+    left = run_out(first)
+
+    def are_renewed() -> bool:
+        with first._database.reading() as connection:  # a file is seen as it was at the beginning of a transaction
+            return not connection.execute(left).scalar_one()
+
+    wait_until(are_renewed)
     assert not second.claim({"BM": 1})[0]
     first._end_claims()
     assert second.claim({"BM": 1})[0]
@@ -161,11 +163,8 @@ def test_no_renewal_changes_claims_while_another_transaction_does(session, locat
         renewal = threading.Thread(target=record._renew)
         renewal.start()
         try:
-            deadline = time.monotonic() + 30
             with database.reading() as connection:
-                while not connection.execute(waiting).scalar():
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                wait_until(lambda: connection.execute(waiting).scalar())
         finally:
             record._ended.set()
     renewal.join()
@@ -216,11 +215,8 @@ def test_many_sessions_try_each_configuration_once(session, location, fresh_key,
                 tried.append(config_key(config))
                 record.add(measured(config, 10.0))
 
-    threads = [threading.Thread(target=work, args=(session(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, [session() for _ in range(4)]))
     assert Counter(tried) == Counter(map(config_key, CONFIGS))
     with Database.open(location) as database:
         trials = database.trials(database.find_study(fresh_key) or 0)

@@ -5,7 +5,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -64,6 +66,24 @@ def _exit_code(child: BaseProcess) -> int | None:
     return code
 
 
+@contextmanager
+def repeating(*works: Callable[[], object]) -> Iterator[None]:
+    """Do work over and over during the ``with`` block, each in a thread of its own; errors are raised at its end."""
+    stop = threading.Event()
+
+    def repeat(work: Callable[[], object]) -> None:
+        while not stop.is_set():
+            work()
+
+    with ThreadPoolExecutor(len(works)) as threads:
+        repeated = [threads.submit(repeat, work) for work in works]
+        try:
+            yield
+        finally:
+            stop.set()
+        assert [one.result() for one in repeated] == [None] * len(works)
+
+
 @pytest.fixture
 def path(tuning_db):
     return tuning_db
@@ -71,24 +91,10 @@ def path(tuning_db):
 
 @pytest.mark.parametrize("work", [_read_and_write, _look_up])
 def test_children_work_that_were_forked_during_look_ups(work, path):
-    stop = threading.Event()
-    done = [work(path)]
-
-    def repeat() -> None:
-        while not stop.is_set():
-            done.append(work(path))
-
-    threads = [threading.Thread(target=repeat) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        codes = []
+    done, codes = [work(path)], list[int | None]()
+    with repeating(*[lambda: done.append(work(path))] * 2):
         while len(codes) < _FORKS and codes == [0] * len(codes):
             codes.append(_exit_code(_fork(work, path)))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     assert codes == [0] * _FORKS
     assert len(done) > 1
     assert all(done)
@@ -172,13 +178,8 @@ def test_a_fork_waits_for_the_end_of_a_transaction(path):
 def test_a_session_goes_on_after_forks_and_its_children_tune_and_list(tmp_path, scale_toml, recording):
     """Threads that tune and write, a main thread that forks, and children that tune and list the same database."""
     options = TuneOptions(replay=recording, workers=1, database=str(tmp_path / "shared.db"), fresh=True)
-    path, stop = tmp_path / "shared.db", threading.Event()
-    results: list[int] = []
+    path, results, numbers = tmp_path / "shared.db", list[int](), iter(range(10**6))
     tune = partial(autotile.tune, str(scale_toml), n=1048576, options=options, progress=False)
-
-    def repeat(work: Callable[[], None]) -> None:
-        while not stop.is_set():
-            work()
 
     def session() -> None:
         results.append(sum(tune().outcomes.values()))
@@ -188,19 +189,8 @@ def test_a_session_goes_on_after_forks_and_its_children_tune_and_list(tmp_path, 
         return sizes == {1048576} and sum(tune().outcomes.values()) == 12
 
     session()
-    numbers = iter(range(10**6))
-    threads = [
-        threading.Thread(target=repeat, args=(session,)),
-        threading.Thread(target=repeat, args=(lambda: _add_miss(path, next(numbers)),)),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
+    with repeating(session, lambda: _add_miss(path, next(numbers))):
         codes = [_exit_code(_fork(work, path)) for _ in range(6)]
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     assert codes == [0] * 6
     assert set(results) == {12}
     assert _is_sound(path)

@@ -4,7 +4,7 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -130,11 +130,22 @@ def chooser(folder: Path, *stored: Any, **rules: Any) -> Path:
     return compile_program(source_of("choose"), folder)
 
 
-def chosen_in_cpp(program: Path, device: DeviceProperties, asked: Sequence[dict[str, int]]) -> list[list[str]]:
-    """Return the words that a program of `chooser` prints for each of some sizes."""
-    words = (device.name, device.compute_capability.replace(".", ""), str(device.smem_per_block_optin_bytes))
+def chosen_alike(
+    program: Path, here: DeviceProperties, target: str, asked: Sequence[Mapping[str, int]], shelf: Shelf
+) -> set[str]:
+    """Assert that a program of `chooser` chooses what dispatch does for each of some sizes; return the tiers."""
+    kernel, tiers = load_kernel("sgemm_2d"), set[str]()
+    order = list({config_key(config): 0 for config in (*(w.config for w in shelf.winners), kernel.spec.default)})
+    words = (here.name, here.compute_capability.replace(".", ""), str(here.smem_per_block_optin_bytes))
     given = "\n".join(f"{sizes['M']} {sizes['N']} {sizes['K']}" for sizes in asked)
-    return [line.split() for line in run(program, *words, given=given)]
+    for sizes, line in zip(asked, run(program, *words, given=given), strict=True):
+        choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))
+        number, tier, *_, cubin = line.split()
+        expected = order.index(config_key(choice.config))
+        assert (sizes, int(number), TIERS[int(tier)]) == (sizes, expected, choice.tier)
+        assert cubin == f"{expected}.{target}"
+        tiers.add(choice.tier)
+    return tiers
 
 
 def winners_of(device: DeviceProperties, sizes: Sequence[dict[str, int]], seed: int) -> list[Winner]:
@@ -170,14 +181,9 @@ def test_it_chooses_what_dispatch_chooses(tmp_path):
     numbered = [(number, config, target) for number, config in enumerate(configs.values()) for target in targets]
     cubins = [BundledCubin(t, "float32", {}, c, RESOURCES, f"{number}.{t}") for number, c, t in numbered]
     asked = some + [{name: chosen.choice(SIZES) for name in "MNK"} for _ in range(60)]
-    order, shelf = list(configs), Shelf(winners, compares=False, bundled=True)
-    program = chooser(tmp_path, winners, cubins)
+    program, shelf = chooser(tmp_path, winners, cubins), Shelf(winners, compares=False, bundled=True)
     for here, target in ((hopper, "sm_90"), (ada, "sm_86")):
-        for sizes, got in zip(asked, chosen_in_cpp(program, here, asked), strict=True):
-            choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))
-            number = order.index(config_key(choice.config))
-            assert (sizes, int(got[0]), TIERS[int(got[1])]) == (sizes, number, choice.tier)
-            assert got[5] == f"{number}.{target}"
+        chosen_alike(program, here, target, asked, shelf)
 
 
 FEATURES = [
@@ -215,15 +221,10 @@ def test_the_rule_of_a_family_is_the_same_tree(tmp_path):
         rule = rule_of(list(configs.values())[:3], n, feature, float(np.median(traits.column(feature))))
         rules.append(StoredRule(structs.replace(winners[0].key, sizes={}), here, rule, datetime.now(UTC)))
         asked += these
-    cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.cubin") for n, c in enumerate(configs.values())]
-    tiers, shelf = set(), Shelf(winners, rules=rules, compares=False, bundled=True)
-    got = chosen_in_cpp(chooser(tmp_path, winners, cubins, rules=rules), here, asked)
-    for sizes, words in zip(asked, got, strict=True):
-        choice = choose(KernelRequest(kernel, resolve_problem(kernel.spec, sizes), here, "13.0", shelf))
-        number = list(configs).index(config_key(choice.config))
-        assert (sizes, *map(int, words[:2])) == (sizes, number, TIERS.index(choice.tier))
-        tiers.add(choice.tier)
-    assert tiers >= {"exact", "family", "nearest"}
+    cubins = [BundledCubin("sm_90", "float32", {}, c, RESOURCES, f"{n}.sm_90") for n, c in enumerate(configs.values())]
+    program = chooser(tmp_path, winners, cubins, rules=rules)
+    shelf = Shelf(winners, rules, compares=False, bundled=True)
+    assert chosen_alike(program, here, "sm_90", asked, shelf) >= {"exact", "family", "nearest"}
 
 
 @needs_compiler

@@ -4,11 +4,9 @@ import hashlib
 import io
 import json
 import os
-import signal
-import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from limits import little_memory
 from msgspec import structs
 from mutations import altered, as_json
 from stored_rows import DEVICE, KERNEL, SIZES, make_database
@@ -37,6 +36,8 @@ from autotile.exchange.shipped import read_rules, read_winners, write_winners
 from autotile.kernel.library import load_kernel
 from autotile.serving.selection import choose_bundled
 from autotile.settings import data_folder, read_settings
+
+pytestmark = pytest.mark.usefixtures("little_time")
 
 
 def with_many_seeds(read: Callable[[int], None]) -> None:
@@ -193,24 +194,6 @@ def test_caches_of_kernel_tuner(folder):
 
 
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def _limit():
-    """Fail a test that waits for a file, rather than wait with it."""
-    signal.alarm(30)
-    yield
-    signal.alarm(0)
-
-
-@contextmanager
-def little_memory(limit_bytes: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < limit_bytes
-    finally:
-        tracemalloc.stop()
 
 
 # --- what is no regular file

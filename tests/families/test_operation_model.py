@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -364,29 +363,6 @@ TIMES = decode_json((Path(__file__).parent / "recorded_times.json").read_bytes()
 OPERATION = load_operation("matmul")
 
 
-@cache
-def _model(dtype: str) -> OperationModel:
-    path = next(path for path in MODELS if path.name == f"nvidia-h200.matmul.{dtype}.json")
-    return OperationModel.from_json(decode_json(path.read_bytes(), dict))
-
-
-def _ratios(dtype: str, libraries: tuple[str, ...]) -> list[float]:
-    """Return the time of the library over that of the choice, where the choice was measured."""
-    model = _model(dtype)
-    specs = {name: load_kernel(name).spec for name in model.vocabulary.members}
-    numbers = {candidate.key: str(number) for number, candidate in enumerate(model.candidates)}
-    library = next(number for number, one in enumerate(model.candidates) if one.is_library)
-    ratios = []
-    for row in TIMES[dtype]:
-        problem = OPERATION.resolve(row["sizes"], dtype)
-        kernels = {member.name: sizes for member, sizes in OPERATION.fitting(problem, DEVICE)}
-        found = model.choose(problem.sizes, kernels, specs, DEVICE, libraries=libraries)
-        time_us = row["times_us"].get(numbers[found[0].candidate.key])
-        if time_us is not None:
-            ratios.append(row["times_us"][str(library)] / time_us)
-    return ratios
-
-
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
 def test_every_model_is_read(path):
     model = OperationModel.from_json(decode_json(path.read_bytes(), dict))
@@ -402,7 +378,19 @@ def test_every_model_is_read(path):
     [("bfloat16", ("cublas",), 1.02), ("float32", ("cublas",), 1.15), ("bfloat16", (), 1.0), ("float32", (), 1.3)],
 )
 def test_choices_gain_and_hardly_lose_against_the_library(dtype, libraries, least):
-    ratios = _ratios(dtype, libraries)
+    path = next(path for path in MODELS if path.name == f"nvidia-h200.matmul.{dtype}.json")
+    model = OperationModel.from_json(decode_json(path.read_bytes(), dict))
+    specs = {name: load_kernel(name).spec for name in model.vocabulary.members}
+    numbers = {candidate.key: str(number) for number, candidate in enumerate(model.candidates)}
+    library = next(number for number, one in enumerate(model.candidates) if one.is_library)
+    ratios = []  # of the library's time to that of the choice, where the choice was measured
+    for row in TIMES[dtype]:
+        problem = OPERATION.resolve(row["sizes"], dtype)
+        kernels = {member.name: sizes for member, sizes in OPERATION.fitting(problem, DEVICE)}
+        found = model.choose(problem.sizes, kernels, specs, DEVICE, libraries=libraries)
+        time_us = row["times_us"].get(numbers[found[0].candidate.key])
+        if time_us is not None:
+            ratios.append(row["times_us"][str(library)] / time_us)
     assert len(ratios) > (40 if libraries else 30)
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) >= least
     assert not libraries or sorted(ratios)[1] >= 0.9  # a library is erratic: one in sixty may surprise

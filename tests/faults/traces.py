@@ -12,7 +12,7 @@ import pytest
 _SETTLED_S = 5.0
 """Time for the system to remove killed processes, in seconds."""
 
-_LASTING = (b"multiprocessing.resource_tracker", b"/postgres\0", b"/chromedriver\0", b"\0dask\0scheduler\0")
+_LASTING = ("multiprocessing.resource_tracker", "/postgres\0", "/chromedriver\0", "\0dask\0scheduler\0")
 """Programs that live as long as the interpreter, or as long as the tests."""
 
 
@@ -21,22 +21,26 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def processes() -> Iterator[tuple[int, int, str, str]]:
+    """Yield the id of each process, that of its parent, its arguments and its environment; zombies have neither."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            arguments, environment = ((folder / name).read_text(errors="replace") for name in ("cmdline", "environ"))
+        except OSError:  # it has just ended, or belongs to another user
+            continue
+        yield int(folder.name), parent, arguments, environment
+
+
 def descendants(mark: str) -> set[int]:
     """Return the children of this process, including zombies, and all processes with ``mark`` in their environment.
 
     What other tests may have started for the whole session is not included.
     """
     found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            marked = mark.encode() in (folder / "environ").read_bytes()
-            command = (folder / "cmdline").read_bytes()
-        except OSError:  # it has just ended, or belongs to another user
-            continue
-        lasting = any(program in command for program in _LASTING)
-        if pid != os.getpid() and not lasting and (marked or parent == os.getpid()):
+    for pid, parent, arguments, environment in processes():
+        lasting = any(program in arguments for program in _LASTING)
+        if pid != os.getpid() and not lasting and (mark in environment or parent == os.getpid()):
             found.add(pid)
     return found
 

@@ -1,7 +1,6 @@
 """Contents of buffers: expressions with generators, files, captured calls, and what is refused."""
 
 import hashlib
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from child_python import python
+from feature_kernels import write_call
 from spec_samples import copy_spec
 
 from autotile.core.dtypes import DTYPES
@@ -282,12 +282,6 @@ def test_the_limits_hold_and_a_folder_must_be_writable(tmp_path):
         CaptureFolder(tmp_path / "file", 1, 10**6).write(kernel(), views(), {})
 
 
-def write_document(folder: Path, **changes: Any) -> None:
-    document = {"kernel": "k", "source": "k.toml", "sizes": {"N": 4}, "dtype": "float32", "scalars": {}, "arrays": {}}
-    folder.mkdir(parents=True)
-    (folder / "call.json").write_text(json.dumps({**document, **changes}))
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -299,16 +293,15 @@ def write_document(folder: Path, **changes: Any) -> None:
     ],
 )
 def test_documents_that_are_refused(tmp_path, changes, problem):
-    write_document(tmp_path / "call", **changes)
     with pytest.raises(InputError, match=problem):
-        with_captured_call(SPEC, tmp_path / "call")
+        with_captured_call(SPEC, write_call(tmp_path / "call", **changes))
 
 
 def test_one_of_several_calls_must_be_chosen(tmp_path):
     with pytest.raises(InputError, match=r"it has no call\.json"):
         read_captured_call(tmp_path)
     for name in ("one", "two"):
-        write_document(tmp_path / name)
+        write_call(tmp_path / name)
     with pytest.raises(InputError, match="choose one of one, two"):
         read_captured_call(tmp_path)
 

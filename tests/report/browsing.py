@@ -1,11 +1,12 @@
 """A page in the browser, as the tests of the report, of a survey and of the live page drive it, and a live server."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_until
 
 from autotile.report.live import LiveServer
 
@@ -41,10 +42,7 @@ class OpenPage:
         return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: {self.text('body')[:2000]}"
-            time.sleep(0.1)
+        wait_until(condition, lambda: f"{what}: {self.text('body')[:2000]}")
 
     def draw(self, selector: str = ".plot") -> int:
         """Bring charts into view until they are drawn, and return their number."""
@@ -69,8 +67,7 @@ def served(*databases: Path) -> Iterator[LiveServer]:
     thread = threading.Thread(target=server.run)
     thread.start()
     yield server
-    while server._server is None or not server._server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server._server is not None and server._server.started)
     server._server.should_exit = True
     thread.join(60)
     assert not thread.is_alive()

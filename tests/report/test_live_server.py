@@ -19,8 +19,9 @@ from interrupts import heeded_interrupts
 from msgspec import structs
 from report_studies import Session as Sessions
 from report_studies import store_session
-from sqlalchemy import Executable, select, update
+from sqlalchemy import select, update
 from stored_runs import add_trial, change, change_file, end_run, measured, start_run
+from waiting import wait_until
 
 from autotile.core.device import DeviceProperties
 from autotile.database.database import Database
@@ -85,9 +86,6 @@ class Session:
 
     def end(self) -> None:
         end_run(self.database, self.run, {"seconds": 1.0})
-
-    def change(self, *statements: str | Executable) -> None:
-        change(self.database, *statements)
 
 
 @pytest.fixture
@@ -168,7 +166,7 @@ class TestState:
 
     def test_one_that_stores_nothing_may_have_been_killed_and_only_some_kernels(self, client, session, path):
         before = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-        session.change(f"UPDATE runs SET started_at = '{before}'")
+        change(session.database, f"UPDATE runs SET started_at = '{before}'")
         (found,) = client.state()["sessions"]
         assert (found["state"], found["silent"]) == ("silent", "1 h 00 min")
         for kernel, count in (("sgemm", 1), ("other", 0)):
@@ -184,7 +182,7 @@ class TestState:
             [started, update(TRIALS).values(created_at="today")],
             [update(STUDIES).values(dtype="")],
         ):
-            session.change(*changes)
+            change(session.database, *changes)
             client.follower._disconnect()
             assert client.state()["sessions"] == []
 
@@ -235,7 +233,7 @@ class TestDrawing:
             assert self.answer(client, name, since)["charts"], since
         assert client.http.get(f"/{TOKEN}/session/d0-999").status_code == 404
         assert client.follower._drawings.keys() == {name}
-        session.change(TRIALS.delete(), RUNS.delete())
+        change(session.database, TRIALS.delete(), RUNS.delete())
         client.follower.read()
         assert (client.follower._stored, client.follower._drawings) == ({}, {})
 
@@ -262,22 +260,18 @@ class TestDatabase:
         assert client.message() == ""
         session.database.close()
         client.follower._disconnect()
-        deadline = time.monotonic() + 20
 
-        def shown(*, is_message: bool) -> str:
-            while bool(message := client.get("state")["databases"][0]["message"]) != is_message:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            return str(message)
+        def message() -> str:
+            return str(client.get("state")["databases"][0]["message"])
 
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("PRAGMA journal_mode=DELETE")
             other.execute("BEGIN EXCLUSIVE")
             client.follower.start()
-            assert "another process may have locked it" in shown(is_message=True)
+            wait_until(lambda: "another process may have locked it" in message(), message)
             assert client.get("state")["sessions"][0]["trials"] == 1
             other.execute("ROLLBACK")
-            assert shown(is_message=False) == ""
+            wait_until(lambda: not message(), message)
 
     def test_one_that_is_none(self, client, path):
         for content in (b"no database", b"SQLite format 3\0" + b"\xff" * 5000):
@@ -451,11 +445,12 @@ class TestHalfOpenConnections:
     def test_they_end(self, serving, strangers, monkeypatch):
         monkeypatch.setattr(live, "_MAX_WAIT_S", 0.5)
         strangers.connect(14, *HALF, REFUSED + b"GET /", 2000 * REFUSED)
-        deadline = time.monotonic() + 60
-        while strangers.count_open() and time.monotonic() < deadline:
+
+        def are_gone() -> bool:
             strangers.dribble()
-            time.sleep(0.05)
-        assert strangers.count_open() == 0
+            return strangers.count_open() == 0
+
+        wait_until(are_gone)
 
     def test_a_user_who_is_slow_to_take_an_answer_gets_all_of_it(self, serving, monkeypatch):
         monkeypatch.setattr(live, "_MAX_WAIT_S", 0.2)

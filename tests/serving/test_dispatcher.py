@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from child_python import python
+from child_python import imported, needed, python
 from made_models import ON_AN_H200, written_misses
 from msgspec import structs
 
@@ -350,13 +350,6 @@ def test_a_size_that_its_scalar_cannot_hold(store):
         store.ask(32768)
 
 
-def run_python(code: str, *words: str, folder: Path | None = None, **environment: str) -> list[str]:
-    """Run a program in a process of its own, and return the lines that it prints."""
-    done = python("-c", code, *words, env=environment, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 @pytest.fixture
 def folders(scale_toml, tmp_path):
     """Two folders with kernels of the same file name, whose defaults differ."""
@@ -419,7 +412,8 @@ class TestWorkingDirectory:
         )
         relative = {"AUTOTILE_DB": "own.db", "AUTOTILE_CACHE": "cubins", "AUTOTILE_KERNELS": "."}
         place = folders[1]
-        assert run_python(code, folder=place, **relative) == [f"{place}/own.db {place}/cubins {place}", "2"]
+        printed = python("-c", code, cwd=place, env=relative, check=True).stdout.splitlines()
+        assert printed == [f"{place}/own.db {place}/cubins {place}", "2"]
 
     def test_a_deleted_one_concerns_relative_paths_only(self, store, tmp_path):
         (tmp_path / "gone").mkdir()
@@ -436,7 +430,7 @@ class TestWorkingDirectory:
             "    except autotile.InputError as error:\n"
             "        print(error)\n"
         )
-        tier, *errors = run_python(code, folder=tmp_path / "gone")
+        tier, *errors = python("-c", code, cwd=tmp_path / "gone", check=True).stdout.splitlines()
         assert tier == "default"
         assert len(errors) == 3
         assert all("is relative, and the working directory was deleted" in error for error in errors)
@@ -516,32 +510,21 @@ class TestPickling:
         assert pickle.loads(pickle.dumps(kernel)).tier == kernel.tier == "exact"
 
 
-ROOT = Path(__file__).parents[2]
-CEILING = 33
-"""Modules without ``__init__``, which hold a line each. Lower it with the number."""
 PROGRAM = f"""{ON_AN_H200}
 kernel = serving.get_best_kernel(sys.argv[1], n=4096)
 assert kernel.tier == sys.argv[2], kernel.tier
-found = {{name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}}
-print(*(name for name, file in found.items() if name.startswith("autotile.") and not file.endswith("__init__.py")))
 """
 
 
-def modules(path: Path, tier: str) -> set[str]:
-    """Modules of the package in a fresh process that looks one kernel up, as on a machine with an H200."""
-    (found,) = run_python(PROGRAM, str(path), tier, PYTHONPATH=str(ROOT), AUTOTILE_DB=str(read_settings().database))
-    return set(found.split())
-
-
 def test_a_first_look_up_of_a_result_of_the_problem_needs_few_modules(store):
+    """As on a machine with an H200."""
     store.put(4096, BEST)
-    found = modules(store.path, "exact")
+    found = needed(PROGRAM, str(store.path), "exact", ceiling=33)
     assert {"autotile.serving.bound", "autotile.serving.selection", "autotile.database.keys"} <= found
-    assert len(found) <= CEILING, sorted(found)
-    assert len(found) > CEILING - 3, "lower the ceiling"
     later = ("exchange.shipped", "serving.launching", "serving.operations", "serving.pinning")
     assert found.isdisjoint(f"autotile.{name}" for name in later)
     Path(str(read_settings().database)).unlink()
     store.put(8192, BEST)
     comparison = "autotile.families.preference"
-    assert (comparison in found, comparison in modules(store.path, "nearest")) == (False, True)
+    assert comparison not in found
+    assert comparison in imported(PROGRAM, words=[str(store.path), "nearest"])[0]

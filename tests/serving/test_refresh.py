@@ -562,12 +562,11 @@ class TestDatabases:
             return add_misses(*arguments, **named)
 
         monkeypatch.setattr(refreshing, "write_file", slowly)
-        thread = threading.Thread(target=call, args=(kernel,))
-        thread.start()
-        assert writing.wait(30)
-        call(other, 10)  # returns at once
-        go_on.set()
-        thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(call, kernel)
+            assert writing.wait(30)
+            call(other, 10)  # returns at once
+            go_on.set()
         assert flushed() == {8192: 1, 500: 10}
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from stored_runs import timed
+
 from autotile.core.device import DeviceProperties
-from autotile.core.model import Config, Measurement, Outcome, Trial, config_key
+from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.exchange.recording import read_recording
 from autotile.tuning.progress_state import Progress
 from autotile.tuning.replay import ReplayBackend
@@ -14,11 +16,6 @@ DEFAULT = {"THREADS": 128, "WORK": 1}
 FEW, MANY = {"THREADS": 64, "WORK": 1}, BEST
 """Configurations that are best for few elements and for many, by `by_size`."""
 FAMILY_SIZES = (1024, 3000, 5000, 16384, 40_001, 65536)
-
-
-def timed(config: Config, time_us: float, outcome: Outcome = Outcome.OK) -> Trial:
-    """Return a trial with a time and an interval of 1 %."""
-    return Trial(config, outcome, "", "measure", measurement=Measurement(time_us, 0.99 * time_us, 1.01 * time_us))
 
 
 def failed(config: Config, outcome: Outcome, reason: str = "because", stage: str = "verify") -> Trial:

@@ -4,32 +4,23 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from endurance.progress_marks import environment_of
+from faults.traces import processes
 from interrupts import heeded_interrupts
+from waiting import PATIENCE_S, wait_until
 
 from autotile.core.model import Trial, config_key
 from autotile.database.care import check_database
 from autotile.database.database import Database
 
-PATIENCE_S = 120.0
-"""Time for what takes seconds on a machine with nothing else to do."""
-
 
 def count_configs(trials: list[Trial]) -> Counter[str]:
     return Counter(config_key(trial.config) for trial in trials)
-
-
-def wait_until(is_true: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def wait_for_trials(location: Path, count: int) -> int:
@@ -49,18 +40,10 @@ def wait_for_trials(location: Path, count: int) -> int:
     return found
 
 
-def workers_with(mark: str) -> list[int]:
-    """Return the worker processes with a mark in their environment or status."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            text = (folder / "environ").read_bytes() + (folder / "status").read_bytes()
-        except OSError:  # gone, or another user's
-            continue
-        if b"autotile.workers." in command and mark.encode() in text:
-            found.append(int(folder.name))
-    return found
+def workers_with(mark: str = "", parent: int | None = None) -> list[int]:
+    """Return the worker processes with a mark in their environment, and of a parent if one is given."""
+    workers = (found for found in processes() if "autotile.workers." in found[2])
+    return [pid for pid, above, _, environment in workers if mark in environment and parent in (None, above)]
 
 
 def check_signal(words: Sequence[str], location: Path, number: signal.Signals, **variables: object) -> None:

@@ -19,7 +19,6 @@ from processes import wait_until
 from autotile.api.plans import _models_of, tune_plan
 from autotile.core.device import device_profile
 from autotile.core.model import config_key
-from autotile.database.database import Database
 from autotile.errors import InputError, WorkerError
 from autotile.families.family import parse_family
 from autotile.settings import read_settings
@@ -59,18 +58,13 @@ def options(site):
     return TuneOptions(replay="auto", workers=1, scheduler=site.kit.scheduler)
 
 
-def gpus_used() -> set[str]:
-    with Database.open(read_settings().database) as database:
-        return {trial.gpu for study in database.studies() for trial in database.trials(study.study_id)}
-
-
 def test_points_of_a_family_are_tuned_on_all_gpus(bench, options):
     family = parse_family(bench.kernel.spec, ["n=1000..65536"])
     plan = FamilyPlan(points=6, max_configs=4)
     result = tune_family(bench.kernel, family, "float32", bench.settings, options, plan=plan)
     assert (result.rule.mean_loss, len(result.rule.points)) == (0.0, 6)
     assert {config_key(FEW), config_key(MANY)} <= {config_key(one.config) for one in result.rule.configs}
-    assert len(gpus_used()) == 2
+    assert len({trial.gpu for trial in bench.stored()}) == 2
 
 
 def test_a_plan_goes_on_when_a_machine_dies_and_one_that_dies_at_once_is_missed(

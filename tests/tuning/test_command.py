@@ -1,18 +1,14 @@
 """What `autotile tune` says of a replayed session, and the modules that a session imports."""
 
 import io
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from child_python import needed
 from rich.console import Console
 from typer.testing import CliRunner
 
 from autotile.cli.application import app
 from autotile.cli.progress import TuneProgress
-from autotile.settings import read_settings
 
 NOTICE = "replayed from measurements recorded on NVIDIA H200"
 
@@ -37,26 +33,15 @@ def test_on_a_terminal_it_stays_above_the_live_line(bench):
     assert screen.getvalue().count(NOTICE) == 1
 
 
-ROOT = Path(__file__).parents[2]
-CEILING = 64
-"""Modules without ``__init__``, which hold a line each. Lower it with the number."""
 PROGRAM = """
 import sys
 import autotile
 options = autotile.TuneOptions(trials=12, sampler="feasible", replay=sys.argv[2], workers=1)
 result = autotile.tune(sys.argv[1], options=options, progress=False)
 assert result.winner is not None
-found = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
-print(*(name for name, file in found.items() if name.startswith("autotile.") and not file.endswith("__init__.py")))
 """
 
 
 def test_a_session_needs_few_modules(bench):
-    command = [sys.executable, "-c", PROGRAM, str(bench.kernel.spec.source), str(bench.record())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTILE_DB": str(read_settings().database)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = set(done.stdout.split())
+    found = needed(PROGRAM, str(bench.kernel.spec.source), str(bench.record()), ceiling=64)
     assert {"autotile.tuning.session", "autotile.search.gp_sampler"} <= found
-    assert len(found) <= CEILING, sorted(found)
-    assert len(found) > CEILING - 3, "lower the ceiling"

@@ -70,10 +70,14 @@ def candidates(bench: Any) -> list[Candidate]:
     return [Candidate(config, "") for config in bench.configs()]
 
 
-def run(group: GpuGroup, given: Sequence[Candidate]) -> dict[str, Reading]:
+def begin(group: GpuGroup, given: Sequence[Candidate]) -> None:
     group.wait()
     for candidate in given:
         group.submit(candidate)
+
+
+def run(group: GpuGroup, given: Sequence[Candidate]) -> dict[str, Reading]:
+    begin(group, given)
     finished = [group.result() for _ in given]
     assert Counter(id(candidate) for candidate, _ in finished) == Counter(map(id, given))
     return {config_key(candidate.config): reading for candidate, reading in finished}
@@ -87,12 +91,12 @@ class TestSimulated:
     def test_all_take_part_each_candidate_runs_once_and_times_are_on_one_scale(self, bench, group):
         together = threading.Barrier(3, timeout=60)
 
-        def begin(gpu):
+        def wait_at_first(gpu):
             """Wait with the first candidate, so that none has run all before the others begin."""
             if gpu.begun == 1:
                 together.wait()
 
-        several = group(*({"hangs": begin, "slowness": slowness} for slowness in (1.0, 1.5, 0.97)))
+        several = group(*({"hangs": wait_at_first, "slowness": slowness} for slowness in (1.0, 1.5, 0.97)))
         found = run(several, candidates(bench))
         assert {one.gpu for one in found.values()} == {"GPU-0", "GPU-1", "GPU-2"}
         assert len(found) == sum(use.trials for use in several.uses) == 12
@@ -120,9 +124,7 @@ class TestSimulated:
         """While it runs its first one, the other runs all that are left."""
         ended = threading.Event()
         several, given = group({}, {"hangs": lambda gpu: not ended.wait(60)}), candidates(bench) * 3
-        several.wait()
-        for candidate in given:
-            several.submit(candidate)
+        begin(several, given)
         most = [several.result() for _ in given[1:]]
         ended.set()
         assert {one.gpu for _, one in most} == {"GPU-0"}
@@ -328,9 +330,7 @@ class TestProcesses:
 
     def test_one_that_cannot_start_and_one_that_cannot_start_again_are_given_up(self, group):
         several, given = group("exit " * 9, "", ""), doing(*["ok_slowly"] * 70)
-        several.wait()
-        for candidate in given:
-            several.submit(candidate)
+        begin(several, given)
         finished = [several.result() for _ in range(20)]
         doomed: Any = several._members[1].backend
         doomed._module = "no_such_module"

@@ -40,7 +40,7 @@ class TestCtrlC:
     @pytest.fixture(autouse=True)
     def _no_child_is_left(self):
         yield
-        assert workers_with(f"PPid:\t{os.getpid()}\n") == []
+        assert workers_with(parent=os.getpid()) == []
 
     @pytest.mark.parametrize(
         ("phase", "done"), [("GPU worker", 0), ("starting", 0), ("searching", 1), ("searching", 7), ("finals", 12)]

@@ -1,6 +1,5 @@
 """Plans: their file, their order, what is done already, and whole runs by replay on simulated GPUs."""
 
-import json
 import pickle
 import threading
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feature_kernels import write_call
 from stored_runs import add_trial, end_run, record_miss, start_run
 
 import autotile
@@ -119,18 +119,10 @@ def states(result: Any) -> list[str]:
     return [entry.state for entry in result.entries]
 
 
-def captured(folder: Path, kernel: str, source: str = "", dtype: str = "float32", **sizes: int) -> Path:
-    """Write the document of a captured call; return its folder."""
-    folder.mkdir(parents=True)
-    call = {"kernel": kernel, "source": source, "sizes": sizes, "dtype": dtype, "scalars": {}, "arrays": {}}
-    (folder / "call.json").write_text(json.dumps(call))
-    return folder
-
-
 class TestCalls:
     def test_each_call_is_a_problem_on_its_own_arguments(self, scale_toml, tmp_path, monkeypatch):
-        own = captured(tmp_path / "one", "scale", str(scale_toml), n=512)
-        shipped = captured(tmp_path / "shipped", "matmul_tiled", "gone.toml", M=64, N=32, K=16)
+        own = write_call(tmp_path / "one", "scale", source=str(scale_toml), sizes={"n": 512})
+        shipped = write_call(tmp_path / "shipped", "matmul_tiled", sizes={"M": 64, "N": 32, "K": 16})
         monkeypatch.chdir(tmp_path)
         found = autotile.plan(captured=["one", shipped], output=tmp_path / "plan.toml")
         first, second = found.problems
@@ -148,7 +140,7 @@ class TestCalls:
     def test_a_folder_of_several_calls_has_a_problem_for_each(self, scale_toml, tmp_path):
         calls = tmp_path / "calls"
         for name, n in (("b", 2), ("a", 1)):
-            captured(calls / name, "scale", str(scale_toml), n=n)
+            write_call(calls / name, "scale", source=str(scale_toml), sizes={"n": n})
         found = autotile.plan(captured=[calls]).problems
         expected = [(str(calls / "a"), 1), (str(calls / "b"), 2)]
         assert [(one.captured, one.problem.sizes["n"]) for one in found] == expected
@@ -163,7 +155,7 @@ class TestCalls:
             ("matmul_tiled", "float32", {"M": 64, "N": 1, "K": 1, "Q": 1}, "'Q'"),
             ("matmul_tiled", "float9", {"M": 1, "N": 1, "K": 1}, "float9"),
         )):  # fmt: skip
-            folder = captured(tmp_path / str(number), kernel, "x" * 3000, dtype, **sizes)
+            folder = write_call(tmp_path / str(number), kernel, source="x" * 3000, dtype=dtype, sizes=sizes)
             with pytest.raises(InputError, match=said):
                 autotile.plan(captured=[folder])
         for place in ("empty", "none", "x" * 3000, "a\0b"):

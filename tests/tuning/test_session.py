@@ -1,14 +1,12 @@
 """Whole sessions by replay: search, ends, resuming, finals, kernel failures, progress."""
 
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from judges import BEST, DEFAULT, failing_if, timed
 
 from autotile.core.model import Outcome, Trial, config_key
 from autotile.errors import InputError
-from autotile.settings import read_settings
 from autotile.tuning.progress_state import Progress
 from autotile.workers.compile_pool import Compiled, CompilePool
 
@@ -171,16 +169,6 @@ def test_nothing_compiles(rewrite):
         assert len(bench.stored()) == stored
     with pytest.raises(InputError, match=r"no candidate compiles"):
         bench.tune(recording, fresh=True, trials=2)  # few are enough when no more are granted
-
-
-def test_a_damaged_database_is_told(bench):
-    recording = bench.record()
-    bench.tune(recording, trials=3)
-    path = Path(read_settings().database)
-    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192)
-    seen: list[Progress] = []
-    result = bench.tune(recording, seen.append)
-    assert (result.resumed, len(result.notices), seen[0].notices) == (0, 2, result.notices)
 
 
 def test_only_what_is_asked_for_is_tried_if_it_is_valid_and_recorded(bench):

@@ -82,7 +82,7 @@ class TestInterrupts:
                 raise KeyboardInterrupt
 
         assert bench.tune(None, interrupt, n=N).interrupted
-        assert workers_with(f"PPid:\t{os.getpid()}\n") == []
+        assert workers_with(parent=os.getpid()) == []
         assert len(bench.stored()) == done
         result = bench.tune(None, n=N)
         assert (result.resumed, result.interrupted) == (done, False)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from feature_kernels import python_scale
 from judges import BEST, DEFAULT, ending_at, timed
 
 import autotile
@@ -93,26 +94,8 @@ class TestOneBlock:
         assert str(tmp_path / "own.db") in window.result.database
         assert kernel.tier == other.tier == "exact"
 
-    def test_a_kernel_in_python_is_tuned_by_its_object(self, bench, scale_toml):
-        kernel = autotile.kernel(
-            scale_toml.with_suffix(".cu").read_text(),
-            "scale",
-            sizes={"n": 4096},
-            ragged={"n": 1001},
-            parameters={"THREADS": [32, 64, 128, 256], "WORK": [1, 2, 4]},
-            default={"THREADS": 128, "WORK": 1},
-            rules={"enough_blocks": "n >= THREADS * WORK"},
-            arguments={
-                "x": autotile.Buffer("dtype", ["n"]),
-                "y": autotile.Buffer("dtype", "n", "out"),
-                "n": autotile.Scalar("int32", "n"),
-                "factor": autotile.Scalar("float32", 2.0, check=-0.5),
-            },
-            launch={"block": "THREADS", "grid": ["ceil_div(n, THREADS * WORK)"]},
-            reference="factor * x",
-            flops="n",
-            bytes="8 * n",
-        )
+    def test_a_kernel_in_python_is_tuned_by_its_object(self):
+        kernel = python_scale()
         with block(sizes={"n": [2048]}) as window:
             served = kernel.best(n=4096)
         assert states(window) == {4096: "tuned", 2048: "tuned"}

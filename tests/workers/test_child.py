@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from child_python import python
+from waiting import wait_until
 
 from autotile.errors import WorkerCrashError, WorkerError, WorkerTimeoutError
 from autotile.workers.child import Child, parsed_reply
@@ -31,9 +32,7 @@ def child(clean, monkeypatch):
 def test_a_reply_is_seen_before_it_is_waited_for():
     child = Child("echo_worker")
     child.send({"do": "echo", "value": 7}, 10)
-    end = time.monotonic() + 10
-    while not child.has_reply() and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(child.has_reply)
     assert (child.has_reply(), child.receive(10), child.has_reply()) == (True, {"echo": 7}, False)
     child.send({"do": "hang"}, 10)
     time.sleep(0.05)
