@@ -217,9 +217,10 @@ def tune_kernel(
         env["simulated_time"] = sum(map(_simulated_ms, call.results.values()))
     else:
         own_check = verify if callable(verify) else None
-        env, groups = {}, [_with_check(group, own_check, call.observation) for group in _groups(kernel, answer)]
+        env, groups = {}, list(_groups(kernel, answer))
         count = len(groups)
-        for number, checked in enumerate(groups):
+        for number, group in enumerate(groups):
+            checked = _with_check(group, own_check, call.observation)  # holds copies of arrays on a GPU
             # The groups share the limits equally.
             part = None if trials is None else max(1, trials * (number + 1) // count - trials * number // count)
             part_s = None if budget_s is None else budget_s / count

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import JsonObject, attributes, to_document
@@ -300,8 +300,8 @@ def tune_operation(
 
     The conditions are among the sizes of the problem. Of the options, ``budget_s`` is the wall time of everything, and
     ``trials`` the number of configurations of all kernels together. What `Served` and `Proposed` return is tried first.
-    The lane may be shared with sessions in other threads. An `InputError` says that no kernel
-    computes the problem, none of them runs, an option is of one kernel, or the database cannot be written.
+    The lane may be shared with sessions in other threads. An `InputError` says that no kernel computes the problem,
+    none of them runs, an option is of one kernel, or the database cannot be written.
     """
     of_one_kernel = {
         "a recording by name": options.replay not in (None, "auto"),
@@ -527,9 +527,10 @@ class _Halving:
         contenders = [entrant.contender() for entrant in self.entrants]
         for library in self.libraries:
             trial = raced.get(library.name, _UNTIMED)
-            is_ok = trial.outcome is Outcome.OK
-            came_out: Any = {"trial": trial} if is_ok else {"trial": None, "state": "failed", "reason": trial.reason}
-            contenders.append(TunedContender(library.name, is_library=True, **came_out))
+            one = TunedContender(library.name, is_library=True, trial=trial)
+            if trial.outcome is not Outcome.OK:
+                one = replace(one, trial=None, state="failed", reason=trial.reason)
+            contenders.append(one)
         measured = {one.name: times for one in contenders if one.trial and (times := one.trial.measurement) is not None}
         names = {*(one.name for one in near), *(library.name for library in self.libraries)}
         racing = [name for name in measured if name in names]

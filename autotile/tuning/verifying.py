@@ -207,6 +207,9 @@ def judge_on(pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config
         other = Contestant(winner, theirs)
         if not hold_race(backend, [own, other], FinalRules(configs[1], seed=seed)) and backend.source == "cuda":
             notices.append("the race broke: a launch failed or overwrote the data of the other")
+        if other.race is not None and not other.race.rounds_us:
+            fault = f"{other.race.outcome}: {other.race.reason}"
+            notices.append(f"the winner failed before the race, so there is no ratio: {fault}")
     else:
         notices.append(f"the winner does not run now, so there is no ratio: {winner.outcome}: {winner.reason}")
     if own.race is not None and own.race.outcome is not Outcome.OK:
@@ -214,7 +217,7 @@ def judge_on(pipelines: tuple[Pipeline, Pipeline], configs: tuple[Config, Config
     checks.passes(own, wins=True)
     refused = checks.refused
     speedup = None
-    if not refused and other is not None and own.race is not None and other.race is not None:
+    if not refused and other is not None and own.race is not None and other.race is not None and other.race.rounds_us:
         speedup = raced_ratio(own.race.rounds_us, other.race.rounds_us)
     elif not refused and backend.source != "cuda" and candidate.measurement and winner.measurement:
         speedup = ratio_of_times(candidate.measurement, winner.measurement)

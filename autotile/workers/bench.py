@@ -136,6 +136,10 @@ class Bench:
         problem.lay_out()
         return problem.device
 
+    def leave(self) -> None:
+        """Open no problem: that of an earlier session is freed where the jobs need its memory."""
+        self._present = None
+
     def run(self, job: Job, stage: Stage, readings: list[Reading]) -> bool:
         """Run the entries of a job behind those of the readings, and append one for each as it ends.
 
@@ -365,8 +369,7 @@ class _LoadedKernel:
         reference = None
         if workload.reference_source is not None:
             text, path, digest, folders, names = workload.reference_source
-            of = self.spec, text, path, digest
-            reference = Kernel(*of, include_folders=folders, template_names=frozenset(names))
+            reference = Kernel(self.spec, text, path, digest, include_folders=folders, template_names=frozenset(names))
         self.references = ExpectedOutputs(
             self.spec,
             self.support,
@@ -765,6 +768,7 @@ def handle(bench: Bench, preparing: Sequence[threading.Thread], message: Fields,
                 cuda.Device(message["device_index"]).use()
                 cuda.runtime.free(0)  # makes the context, if there is none
                 if message["workload"] is None:  # each entry has one
+                    bench.leave()
                     return device.to_json()
                 return bench.open(convert(message["workload"], Workload)).to_json()
             case "race":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import select
 import shutil
 import signal
 import sys
@@ -125,29 +126,30 @@ class ExpectedFolder:
     def _begin(self, inputs: Sequence[DrawnInputs], limit_s: float) -> None:
         _flush()
         try:
-            self._answers = os.memfd_create("autotile-reference")
+            self._answers, writer = os.pipe()
             try:
-                self._process = _fork(partial(self._answer, inputs))
+                self._process = _fork(partial(self._answer, inputs, writer))
             except BaseException:
                 os.close(self._answers)
                 raise
+            finally:
+                os.close(writer)
         except OSError as error:
             reason = error.strerror
             raise InputError(f"{self._place} cannot be called, as there is no process for it: {reason}") from None
         self._seeds = [seed for _, seed, _ in inputs]
         self._limit_s, self._deadline_s = limit_s, time.monotonic() + limit_s
-        self._read = 0
-        """Number of bytes of the answers that were read."""
+        self._unread = b""
 
-    def _answer(self, inputs: Sequence[DrawnInputs]) -> NoReturn:
-        """Call the function in the child for each set of inputs, and end it; an answer is a line of JSON in memory.
+    def _answer(self, inputs: Sequence[DrawnInputs], writer: int) -> NoReturn:
+        """Call the function in the child for each set of inputs, and end it; an answer is a line of JSON in a pipe.
 
         It is empty, or the error that ends the calls. The caller handles what is raised here.
         """
 
         def answer(error: str) -> None:
             _flush()
-            os.write(self._answers, encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode() + b"\n")
+            os.write(writer, encode_json(shown_text(error[:_MAX_ERROR], lines=True)).encode() + b"\n")
 
         try:
             try:
@@ -159,22 +161,26 @@ class ExpectedFolder:
             except BaseException as fault:
                 answer(f"the reference cannot be computed: {_described(fault)}")
         except BaseException:  # even the description of an exception may raise another
-            os.write(self._answers, b'"the reference cannot be computed, and its exception cannot be described"\n')
+            os.write(writer, b'"the reference cannot be computed, and its exception cannot be described"\n')
         os._exit(0)
 
     def _next_fault(self) -> str:
         """Wait for the answer to the next set, and return what is wrong with it; empty if nothing is."""
         place, process = self._place, self._process
         assert process is not None
-        while True:
-            has_ended = not is_running(process)  # what it has written is there then
-            answer, end, _ = os.pread(self._answers, _MAX_ANSWER, self._read).partition(b"\n")
-            if end or has_ended or len(answer) == _MAX_ANSWER:
+        poll = select.poll()  # not select: a program that embeds the tuner may have more than 1,024 files open
+        poll.register(self._answers, select.POLLIN)
+        while b"\n" not in self._unread and len(self._unread) < _MAX_ANSWER:
+            left_s = self._deadline_s - time.monotonic()
+            has_ended = not is_running(process)  # processes that it has started may keep the pipe open
+            is_ready = poll.poll(0.0 if has_ended else 1e3 * min(_LOOK_S, max(left_s, 0.0)))
+            part = os.read(self._answers, _MAX_ANSWER) if is_ready else b""
+            if not part and (is_ready or has_ended):
                 break
-            if time.monotonic() > self._deadline_s:
+            if not part and left_s <= 0:
                 return f"{place} did not return within {self._limit_s:g} s; make it faster, or the problem smaller"
-            time.sleep(_LOOK_S)
-        self._read += len(answer + end)
+            self._unread += part
+        answer, _, self._unread = self._unread.partition(b"\n")
         if not answer:
             status = self._end()
             how = f"with status {os.waitstatus_to_exitcode(status)}" if status is not None else "or closed its files"
@@ -297,8 +303,8 @@ def _flush() -> None:
 _MAX_ERROR = 4000
 """Characters of an error; more is cut, before it becomes JSON."""
 _MAX_ANSWER = 64 << 10
-_LOOK_S = 0.001
-"""Interval at which the parent looks for an answer, or the end of the child, whoever else holds its files."""
+_LOOK_S = 0.2
+"""Interval at which the parent looks whether the child has ended, whoever else holds its files."""
 
 
 def _text(error: BaseException) -> str:

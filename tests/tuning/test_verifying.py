@@ -274,8 +274,9 @@ class Device(GivenGpu):
         outcome = self.candidate.get("timed", Outcome.OK)
         rounds = job.rounds if outcome is not Outcome.CRASHED else 0  # it cannot be loaded
         times_us = [self.candidate.get("time_us", 5.0) + index / 1000 for index in range(rounds)]
-        winners = [10.0 + index / 1000 for index in range(job.rounds)]
-        return [raced(times_us, outcome, "" if outcome is Outcome.OK else "stale"), raced(winners)]
+        theirs = self.candidate.get("winner_timed", Outcome.OK)
+        winners = [10.0 + index / 1000 for index in range(job.rounds if theirs is Outcome.OK else 0)]
+        return [raced(times_us, outcome, "" if outcome is Outcome.OK else "stale"), raced(winners, theirs, "no memory")]
 
     def check(self, job: Check) -> Reading:
         self.log.append("check with second inputs" if job.seed else "check")
@@ -356,6 +357,10 @@ class TestVerdict:
         assert (found.verdict, found.repeats) == ("right", 75)
         assert "the winner does not run now, so there is no ratio: wrong_result: y[3] is 0" in found.notices
         assert "race" not in log
+        found, log = judged(winner_timed=Outcome.CRASHED)
+        assert (found.verdict, found.speedup) == ("right", None)
+        assert "the winner failed before the race, so there is no ratio: crashed: no memory" in found.notices
+        assert "race" in log
 
 
 OWN = [{"THREADS": threads, "WORK": 1} for threads in (128, 32, 64)]

@@ -154,7 +154,7 @@ KNOWN: set[int] = set()
 def write_to_parent(content: bytes) -> None:
     for descriptor in set(range(3, 64)) - KNOWN:
         with suppress(OSError):
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 os.write(descriptor, content)
 
 

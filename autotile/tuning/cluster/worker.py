@@ -156,9 +156,13 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
             if self._idle is not None:
                 self._idle.cancel()
             self._workers = self._workers or WorkerPool()
-            workload, index = self._on_this_machine(asked) if asked is not None else None, self.index
-            of = workload, request.deadline_s
-            self._backend = Gpu(*of, worker_pool=self._workers, device_index=index, uuid=uuid)
+            self._backend = Gpu(
+                self._on_this_machine(asked) if asked is not None else None,
+                request.deadline_s,
+                worker_pool=self._workers,
+                device_index=self.index,
+                uuid=uuid,
+            )
         self._backend.wait()
 
     def _run(self, request: GpuRequest, cubins: Mapping[str, bytes]) -> GpuReply:
