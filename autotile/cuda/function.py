@@ -258,28 +258,19 @@ def _check(status: int) -> None:
 
 def _captured_launches(queue: Callable[[int], None]) -> list[_CapturedLaunch]:
     """Return the launches of a call, in order, without executing it."""
-    driver, graph, count = load_driver(), ctypes.c_void_p(), ctypes.c_size_t()
-    stream = load_cupy().cuda.Stream(non_blocking=True)
-    stream.begin_capture()
-    try:
-        try:
-            queue(stream.ptr)
-        finally:  # CuPy would instantiate the graph
-            status = driver.cuStreamEndCapture(ctypes.c_void_p(stream.ptr), ctypes.byref(graph))
-        _check(status)
-        _check(driver.cuGraphGetNodes(graph, None, ctypes.byref(count)))
-        nodes, sources, targets = ((ctypes.c_void_p * count.value)() for _ in range(3))
-        edges = ctypes.create_string_buffer(_EDGE_BYTES * count.value)
-        _check(driver.cuGraphGetNodes(graph, nodes, ctypes.byref(count)))
-        _check(driver.cuGraphGetEdges_v2(graph, sources, targets, edges, ctypes.byref(count)))
-        kinds = {(sources[at], targets[at]): edges.raw[_EDGE_BYTES * at + 2] for at in range(count.value)}
-        if count.value != len(nodes) - 1 or not kinds.keys() >= set(pairwise(nodes)):
-            raise ToolchainError("the launches of a call are not in one order")
-        overlaps = [False, *(kinds[pair] == _PROGRAMMATIC_EDGE for pair in pairwise(nodes))]
-        return [_read_launch(ctypes.c_void_p(node), own) for node, own in zip(nodes, overlaps, strict=True)]
-    finally:
-        if graph:
-            driver.cuGraphDestroy(graph)
+    driver, count = load_driver(), ctypes.c_size_t()
+    captured = _captured(queue, 0)  # which holds its nodes
+    graph = ctypes.c_void_p(int(captured.graph))
+    _check(driver.cuGraphGetNodes(graph, None, ctypes.byref(count)))
+    nodes, sources, targets = ((ctypes.c_void_p * count.value)() for _ in range(3))
+    edges = ctypes.create_string_buffer(_EDGE_BYTES * count.value)
+    _check(driver.cuGraphGetNodes(graph, nodes, ctypes.byref(count)))
+    _check(driver.cuGraphGetEdges_v2(graph, sources, targets, edges, ctypes.byref(count)))
+    kinds = {(sources[at], targets[at]): edges.raw[_EDGE_BYTES * at + 2] for at in range(count.value)}
+    if count.value != len(nodes) - 1 or not kinds.keys() >= set(pairwise(nodes)):
+        raise ToolchainError("the launches of a call are not in one order")
+    overlaps = [False, *(kinds[pair] == _PROGRAMMATIC_EDGE for pair in pairwise(nodes))]
+    return [_read_launch(ctypes.c_void_p(node), own) for node, own in zip(nodes, overlaps, strict=True)]
 
 
 def _read_launch(node: ctypes.c_void_p, overlaps: bool) -> _CapturedLaunch:

@@ -228,6 +228,7 @@ class Handle:
 
 class Graph(Handle):
     graphExec = 5  # noqa: N815 - CuPy's name
+    graph = 6
 
 
 class Module(Handle):
@@ -366,15 +367,10 @@ class Driver:
         self.edges = [(2, 1, 1)]
         """Pairs of nodes, with the kind of each edge; here in another order than that of the nodes."""
         self.held: list[Any] = []
-        self.destroyed = 0
 
     def queue(self, stream: int, addresses: tuple[int, ...]) -> None:
         assert stream == 77
         self.graph = self.launches(*addresses)
-
-    def cuStreamEndCapture(self, stream: Any, graph: Any) -> int:  # noqa: N802 - the driver's names
-        graph._obj.value = stream.value
-        return 0
 
     def cuGraphGetNodes(self, _: Any, nodes: Any, count: Any) -> int:  # noqa: N802
         count._obj.value = len(self.graph)
@@ -412,9 +408,6 @@ class Driver:
             size._obj.value = len(values[index])
         return index >= len(values)
 
-    def cuGraphDestroy(self, _: Any) -> None:  # noqa: N802
-        self.destroyed += 1
-
 
 def words_of(*values: int) -> bytes:
     return struct.pack(f"{len(values)}Q", *values)
@@ -423,7 +416,7 @@ def words_of(*values: int) -> bytes:
 class TestRelocatableCall:
     @pytest.fixture
     def made(self, cuda, monkeypatch):
-        """Make a call of launches, and return it with the driver and what it launches."""
+        """Make a call of launches, and return it with what it launches."""
         launched, lock = list[Any](), Lock()
 
         def launch_of(function: int, geometry: Any, **attributes: Any) -> Callable[..., None]:
@@ -440,25 +433,24 @@ class TestRelocatableCall:
 
             return launch
 
-        def make(launches: Any, count: int = 3) -> tuple[RelocatableCall, Driver, list[Any]]:
+        def make(launches: Any, count: int = 3) -> tuple[RelocatableCall, list[Any]]:
             driver = Driver(launches)
             monkeypatch.setattr(function_module, "load_driver", lambda: driver)
-            return RelocatableCall(driver.queue, count, 16, lock), driver, launched
+            return RelocatableCall(driver.queue, count, 16, lock), launched
 
-        monkeypatch.setattr(cuda, "Stream", lambda non_blocking: Stream(cuda))
         monkeypatch.setattr(function_module, "result_name", str)
         for name in ("driver_launch", "attribute_launch"):
             monkeypatch.setattr(function_module, name, launch_of)
         return make
 
-    def test_it_launches_on_any_arrays(self, made):
+    def test_it_launches_on_any_arrays(self, made, cuda):
         def launches(a: int, b: int, c: int) -> list[Any]:
             assert all(one % 32 == 16 for one in (a, b, c))
             described = words_of(7, b, c + 24, a - 8, c)
             return [(5, [described], True, {4: 2}), (6, [words_of(c), words_of(b)[:8] + b"\1\2\3\4"], False, {})]
 
-        call, driver, launched = made(launches)
-        assert driver.destroyed == 2
+        call, launched = made(launches)
+        assert [one for one in cuda.destroyed if one[0] == "Graph"] == [("Graph", True)] * 2
         call.launch(9, (100, 200, 300))
         first, second = launched
         attributes = {"is_cooperative": False, "cluster": (2, 1, 1), "overlaps": False}
