@@ -2,7 +2,7 @@
 
 Each limit is a function over columns of configurations, which filters a space and, applied to a single row, explains
 why a configuration is not feasible. Sources: "Technical Specifications per Compute Capability" in the CUDA C++
-Programming Guide for threads, dimensions, registers and shared memory; ``cuda_occupancy.h`` of the CUDA Toolkit for occupancy.
+Programming Guide for threads, dimensions, registers and shared memory; ``cuda_occupancy.h`` for occupancy.
 """
 
 from __future__ import annotations
