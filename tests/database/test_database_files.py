@@ -25,13 +25,14 @@ from stored_rows import KERNEL, SIZES, make_database, sweep
 from stored_runs import KEY, add_trial, add_trials, begin, change_file, measured, start_run
 
 import autotile
+from autotile.core.model import Problem
 from autotile.database.care import _PARSERS, check_database
 from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
 from autotile.database.learned import read_ceilings
 from autotile.database.paths import atomic_write, network_file_system
-from autotile.database.winners import SCHEMA_REVISION, WINNERS, read_file
+from autotile.database.winners import ADD_MISSES, SCHEMA_REVISION, WINNERS, miss_row, read_file, write_file
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -54,6 +55,13 @@ def test_reading_makes_nothing_and_opening_makes_a_folder_or_a_database_of_an_em
         assert check_database(again).ok
 
 
+def is_left_to_the_engine(path: Path) -> bool:
+    """Return whether the readers and writers of files without the engine give a file up."""
+    miss = miss_row(Problem(KERNEL, SIZES, "float32"), "H200", "nearest", 1)
+    found = read_file(str(path), WINNERS, kernel=KERNEL, dtype="float32")
+    return found is None and not write_file(path, ADD_MISSES, [miss], timeout_s=0.05)
+
+
 @pytest.mark.parametrize("opening", [Database.open, Database.open_readonly])
 def test_what_is_no_database_is_refused_and_left_alone(tmp_path, opening):
     text, other = tmp_path / "space.toml", tmp_path / "places.db"
@@ -67,6 +75,7 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path, opening):
     ):
         with pytest.raises(DatabaseError, match=message):
             opening(path)
+        assert is_left_to_the_engine(path)
     assert (text.read_bytes(), other.read_bytes()) == before
     assert {*tmp_path.iterdir()} == {text, other}
 
@@ -112,6 +121,8 @@ def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path, key, damage):
     path = tmp_path / "tuning.db"
     data = _damaged(path, key, damage)
+    if damage == "start":
+        assert is_left_to_the_engine(path)
     if damage == "middle":  # it is found while reading
         with open_existing(path) as reader:
             with pytest.raises(DatabaseError, match="damaged; `autotile db check` says where"):
@@ -483,6 +494,7 @@ NEWER = rf"was written by a newer autotile \(schema 9999; this version knows {SC
 def test_a_changed_structure_is_refused(case, statements, message):
     change_file(case, *statements)
     before = case.read_bytes()
+    assert is_left_to_the_engine(case) or "autotile_schema" not in statements[0]
     assert read_file(str(case), WINNERS, kernel=KERNEL, dtype="float32") in (None, []) or message.startswith(
         ("it lacks the t", "its t")
     )

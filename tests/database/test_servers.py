@@ -20,7 +20,7 @@ from autotile.database.care import check_database
 from autotile.database.database import Database, open_existing
 from autotile.database.engine import parse_location
 from autotile.database.paths import masked_message
-from autotile.database.winners import SERVER_TIMEOUT_S
+from autotile.database.winners import ADD_MISSES, SERVER_TIMEOUT_S, miss_row, write_file
 from autotile.errors import DatabaseError
 from autotile.serving.dispatcher import Dispatcher
 from autotile.tuning.options import TuneOptions
@@ -246,11 +246,17 @@ def test_misses_are_counted_a_problem_a_gpu_and_a_tier(shared):
     kernel = os.urandom(8).hex()
     first, second = (Problem(kernel, {"M": m, "N": 2}, "float32") for m in (1, 3))
     record_miss(shared, second, "H200", "default")
+    before = shared.misses(kernel)[0].last_at
     for sizes in ({"M": 1, "N": 2}, {"N": 2, "M": 1}):
         record_miss(shared, Problem(kernel, sizes, "float32"), "H200", "nearest")
-    record_miss(shared, first, "H200", "nearest", count=5)
+    rows = [miss_row(first, "H200", "nearest", 5), miss_row(second, "H200", "default", 3)]
+    if shared.path is None:
+        shared.add_misses(rows)
+    else:  # without the engine, as serving does
+        assert write_file(shared.path, ADD_MISSES, rows, timeout_s=10.0)
     misses = shared.misses(kernel)
-    assert [(miss.problem, miss.tier, miss.count) for miss in misses] == [(first, "nearest", 7), (second, "default", 1)]
+    assert [(miss.problem, miss.tier, miss.count) for miss in misses] == [(first, "nearest", 7), (second, "default", 4)]
+    assert all((miss.gpu_name, miss.last_at > before) == ("H200", True) for miss in misses)
     assert shared.misses("other") == []
 
 

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import stat
-import sys
 import tempfile
 import threading
 import time
@@ -118,16 +117,13 @@ class UnprintableError(Exception):
     __repr__ = __str__
 
 
-class NotArray:
-    raised: BaseException = ZeroDivisionError("no array")
-
+class ExitingArray:
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        raise self.raised
+        raise SystemExit(3)
 
 
 ExitsError = type("ExitsError", (UnprintableError,), {"raised": SystemExit("out of the text")})
 InterruptsError = type("InterruptsError", (UnprintableError,), {"raised": KeyboardInterrupt()})
-ExitingArray = type("ExitingArray", (NotArray,), {"raised": SystemExit(3)})
 Base = type("Base", (BaseException,), {})
 
 
@@ -151,19 +147,11 @@ KNOWN: set[int] = set()
 """Descriptors that were open before the child was forked: pytest-xdist talks to its workers over some of them."""
 
 
-def write_to_parent(content: bytes) -> None:
+def writes_half(A: np.ndarray) -> None:
     for descriptor in set(range(3, 64)) - KNOWN:
         with suppress(OSError):
             if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                os.write(descriptor, content)
-
-
-def writes_garbage(A: np.ndarray) -> None:
-    write_to_parent(b"garbage\n")
-
-
-def writes_half(A: np.ndarray) -> None:
-    write_to_parent(b'{"error": "ha')
+                os.write(descriptor, b'{"error": "ha')
     os._exit(0)
 
 
@@ -209,16 +197,11 @@ def interrupted(A: np.ndarray) -> None:
         (lambda A: A, r"returns an array of shape \(5, 3\) and type float64 for C, expected numbers of shape \(5, 4\)"),
         (lambda A, B: "text", "expected numbers of shape"),
         (lambda p, q: p, "it takes p, q; name its arguments after the kernel's"),
-        (raising(UnprintableError), "raises UnprintableError: .its text cannot be made."),
         (raising(ExitsError), "raises ExitsError: .its text cannot be made."),
         (raising(InterruptsError), "cannot be computed: KeyboardInterrupt"),
-        (raising(SystemExit), "raises SystemExit"),
         (raising(SystemExit(0)), "raises SystemExit: 0"),
         (raising(KeyboardInterrupt), "KeyboardInterrupt"),
-        (raising(GeneratorExit), "GeneratorExit"),
         (raising(Base("based")), "Base: based"),
-        (raising(MemoryError), "raises MemoryError"),
-        (raising(ExceptionGroup("several", [ValueError(1)])), "raises ExceptionGroup: several"),
         (
             raising(ValueError("long " * 40_000)),
             "raises ValueError: long long .* in function, .*line [0-9]+: raise error",
@@ -226,17 +209,12 @@ def interrupted(A: np.ndarray) -> None:
         (raising(ValueError("\ud800\0\x1b[2J\u202e")), r"raises ValueError: \\ud800\\x00\\x1b\[2J\\u202e"),
         (raising(InputError('"}' * 40_000)), '["}]{1000}'),
         (recurses, "raises RecursionError"),
-        (lambda A: NotArray(), "raises ZeroDivisionError: no array"),
         (lambda A: ExitingArray(), "raises SystemExit: 3"),
-        (lambda A: Names(C=1), "raises UnprintableError"),
+        (lambda A: Names(C=1), "raises UnprintableError: .its text cannot be made."),
         (lambda A: [[1], [1, 2]], "raises ValueError"),
-        (lambda A: (each for each in A), "type object"),
         (lambda A: np.empty((5, 4), object), "type object"),
-        (lambda A: sys, "type object"),
-        (writes_garbage, "sent a damaged answer"),
         (writes_half, "sent a damaged answer"),
         (lambda A: os.closerange(3, 256), "ended its process"),
-        (lambda A: os.kill(os.getpid(), signal.SIGTERM), "ended its process, with status -15"),
         (leaves_a_process, "ended its process, with status 5"),
         (leaves_a_thread, "raises ValueError: with a thread"),
         (warns, "raises UserWarning: as an error"),
