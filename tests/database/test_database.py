@@ -59,19 +59,6 @@ def test_a_run_remembers_how_it_was_made(database, study):
     assert timedelta() <= datetime.now(UTC) - after.started_at < timedelta(minutes=1)
 
 
-def test_the_newest_trial_of_a_configuration_counts_for_resuming(database, study, run):
-    add_trial(database, study, run, failed({"BM": 64, "BN": 32}, Outcome.TIMED_OUT))
-    add_trial(database, study, run, failed({"BM": 128, "BN": 32}, Outcome.INFEASIBLE))
-    second = start_run(database, study, sampler="tpe")
-    add_trial(database, study, second, measured({"BN": 32, "BM": 64}, 50.0))
-    tried = {trial.config_key: trial for trial in database.trials(study)}
-    assert {text: trial.outcome for text, trial in tried.items()} == {
-        model.config_key({"BM": 64, "BN": 32}): Outcome.OK,
-        model.config_key({"BM": 128, "BN": 32}): Outcome.INFEASIBLE,
-    }
-    assert [one.trial.time_us for one in database.stored_trials(study) if one.run_id == second] == [50.0]
-
-
 def test_before_any_finals_the_fastest_ok_trial_is_best_and_what_they_refuse_no_more(database, study, run):
     assert database.best("sgemm") == []
     add_trial(database, study, run, failed({"BM": 8}, Outcome.WRONG_RESULT))

@@ -12,7 +12,7 @@ from judges import BEST, FakeGpu, ending_at, failing_if
 from msgspec import structs
 
 from autotile.core.model import Outcome, config_key
-from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError, WorkerError
+from autotile.errors import InputError, ProblemError, RecordingError, ToolchainError
 from autotile.exchange.recording import RecordingHeader, read_recording, write_recording
 from autotile.kernel.library import load_kernel
 from autotile.kernel.problem import resolve_problem
@@ -23,8 +23,7 @@ from autotile.tuning.backend import choose_backend
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.replay import ReplayBackend
 from autotile.tuning.session import record
-from autotile.workers.gpu import Gpu
-from autotile.workers.jobs import Candidate, Check, Entry, Race
+from autotile.workers.jobs import Candidate
 
 CANDIDATE = {"THREADS": 64, "WORK": 2}
 
@@ -73,13 +72,6 @@ def test_a_gpu_is_used_where_there_is_one_and_its_worker_starts_before_the_devic
     assert [name for name, *_ in calls.mock_calls] == ["Gpu", "live_device", "Gpu().close"]
 
 
-def test_a_worker_that_dies_in_the_race_gives_no_times(monkeypatch):
-    monkeypatch.setattr(Gpu, "_start", lambda gpu: None)
-    gpu = Gpu(None, 1.0)
-    monkeypatch.setattr(gpu, "_request", Mock(side_effect=WorkerError("the worker died")))
-    assert gpu.run(Race((Entry(Candidate(CANDIDATE, "")),), 9, 0)) == []
-
-
 def test_a_driver_without_a_device_leaves_no_worker_behind(bench, tmp_path, monkeypatch):
     bench.record()
     monkeypatch.setattr(backends, "has_driver", lambda: True)
@@ -102,6 +94,12 @@ def test_a_driver_without_a_device_leaves_no_worker_behind(bench, tmp_path, monk
         ({"template_hash": "0" * 64}, {}, RecordingError, r"another version of the kernel.*autotile export"),
         ({"space_hash": "0" * 64}, {}, RecordingError, r"another version of the kernel.*autotile export"),
         ({"l2": "hot"}, {}, RecordingError, r"with a hot L2 cache, expected cold; replay it with --l2 hot"),
+        (
+            {},
+            {"objectives": ("time", "error", "energy")},
+            RecordingError,
+            "no error and no energy.*leave that objective out, or tune on a GPU",
+        ),
         ({}, {"l2": "hot"}, RecordingError, r"with a cold L2 cache, expected hot; replay it with --l2 cold"),
     ],
 )
@@ -153,11 +151,6 @@ class TestReplay:
         assert (found.measurement is not None) is found.outcome.has_time
         if found.measurement is not None:
             assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
-
-    def test_nothing_runs_again(self, backend):
-        candidate = Candidate(CANDIDATE, "")
-        assert backend.run(Race((Entry(candidate),), 9, 0)) == []
-        assert [one.outcome for one in backend.run(Check((Entry(candidate),), 75, seed=1))] == [Outcome.OK]
 
 
 class TestWithNothingToMeasure:

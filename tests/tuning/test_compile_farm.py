@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import threading
 import time
+from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from autotile.errors import DataError, WorkerError
 from autotile.tuning.cluster import compilers as cluster_compilers
 from autotile.tuning.cluster.compilers import ClusterCompilers
 from autotile.tuning.cluster.requests import Cluster
-from autotile.workers.compile_pool import CompilePool
+from autotile.workers.compile_pool import Compiled, CompilePool
 
 SOURCE = '#include "value.h"\nextern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE + OTHER; }'
 JOB = CompileJob(SOURCE.partition("\n")[2].replace(" + OTHER", ""), "hash", "/nowhere/x.cu", "fill", "sm_90", ())
@@ -163,7 +165,7 @@ def test_a_session_uses_simulated_gpus_and_the_farm(bench, kit, farm, tmp_path, 
     assert sum(result.outcomes.values()) == len(bench.configs())
 
 
-def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_path):
+def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_path, monkeypatch):
     lost: Any = Mock()
     lost.offers.return_value = [{cluster_compilers.COMPILERS + cluster_compilers.toolchain(): 4}]
     lost.submit.side_effect = WorkerError("the scheduler is lost")
@@ -173,6 +175,15 @@ def test_without_a_connection_and_what_other_machines_lack_is_compiled_here(tmp_
     ):
         futures = [pool.submit(job(value)) for value in range(3)]
         assert {future.result().outcome for future in futures} == {Outcome.OK}
+        # many that are given back at once
+        compiled, went_on = Compiled(None), threading.Event()
+        monkeypatch.setattr(CompilePool, "_attempt", lambda *_: went_on.wait(60) and compiled)
+        pool._farm = None
+        waiting = [pool.submit(job(value)) for value in range(10, 510)]
+        pool._farm = farm  # its machines join when all of them wait
+        waiting.append(pool.submit(job(510)))
+        went_on.set()
+        assert not wait(waiting, 30).not_done
     assert farm.room == 4
     assert farm.accepts(JOB)
     assert not farm.accepts(replace(JOB, compiler="nvcc"))

@@ -109,18 +109,6 @@ class TestRule:
         assert (near.tier, near.config, near.source) == ("family", FEW, "replayed")
         assert (exact.tier, exact.config) == ("exact", FEW)
 
-    def test_few_points_are_no_judgement_and_no_rule_is_in_force(self, bench, run):
-        record_by_alignment(bench, PAIRS[:4])
-        result = run(plan=FamilyPlan(points=24, max_configs=4))
-        judgement = result.rule.judgement
-        assert (judgement.points, judgement.upper, result.rule.in_force) == (4, None, False)
-        document = result.to_json()
-        assert (document["in_force"], document["judgement"]["upper"]) == (False, None)
-        assert "not in force" in str(result)
-        kernel = serve(bench, PAIRS[2] + 8)
-        assert kernel.tier != "family"
-        assert "is not in force: 4 held-out points are too few to judge it, at least 5" in kernel.explain()
-
     def test_noise_is_not_taken_for_a_gain(self, bench, run):
         """Every configuration takes the same time but for noise: whatever the rule chooses is not better for sure."""
         draw = np.random.default_rng(2)

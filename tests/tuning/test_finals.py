@@ -5,14 +5,13 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from gpu_calls import GivenGpu, raced
 from judges import failed, timed
 
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, Outcome, Trial, config_key
 from autotile.tuning.finals import FinalRules, Finals, choose_finalists, run_finals
-from autotile.workers.jobs import Candidate, Check, Race, Reading, finals_limit_s
+from autotile.workers.jobs import Candidate, Check, Race, Reading
 from autotile.workers.sanitizer import Finding
 
 A, B, C, D = ({"TILE": tile} for tile in (1, 2, 3, 4))
@@ -120,11 +119,6 @@ def test_those_who_cannot_race_in_time_stay_out(limit_s, expected):
     assert configs_of(choose_finalists(trials, FinalRules(D, limit_s=limit_s), 12)) == expected
 
 
-@pytest.mark.parametrize(("time_us", "search_s", "limit_s"), [(999.0, 600.0, 0.8), (1000.0, 600.0, 60.8)])
-def test_finals_take_a_second_or_a_tenth_of_the_search_more(time_us, search_s, limit_s):
-    assert finals_limit_s(time_us, search_s) == limit_s
-
-
 class TestRace:
     def test_paired_times_decide_whatever_the_search_measured(self):
         drift = [1.0 + 0.05 * i for i in range(9)]
@@ -179,6 +173,7 @@ def test_without_a_race_recorded_intervals_decide_and_the_incumbent_stays_among_
 TIMES_US = {1: [1.0] * 9, 2: [2.0] * 9, 3: [2.0] * 9, 4: [4.0] * 9}
 SOMETIMES, WHEN_TIMED = (Outcome.WRONG_RESULT, "sometimes", "verify"), (Outcome.WRONG_RESULT, "", "finals")
 RACE, ASTRAY = Finding("racecheck", "failed", "found"), Finding("memcheck", "failed", "found")
+UNCHECKED = Finding("initcheck", "unchecked", "no time")
 
 
 class TestChecks:
@@ -189,11 +184,19 @@ class TestChecks:
             ([B, C], {"faulty": [C]}, C, [B], (), SOMETIMES),
             ([A, D], {"faulty": [A, D]}, None, [], (), SOMETIMES),
             ([B, C, D], {"faulty": [C]}, None, [B, D], (), SOMETIMES),  # a tie
+            ([A, B, C, D], {"faulty": [D]}, None, [A, B, C], (), SOMETIMES),  # the default
             # in a timed launch, after all rounds or before any
             ([A, B, D], {"wrong_when_timed": [A]}, None, [B, D], (), WHEN_TIMED),
             ([A, B, D], {"wrong_when_timed": [A], "times_us": {**TIMES_US, 1: []}}, A, [B, D], (), WHEN_TIMED),
             # by the sanitizer
-            ([A, D], {"findings": [RACE]}, None, [D], (), (Outcome.WRONG_RESULT, "racecheck: found", "sanitize")),
+            (
+                [A, D],
+                {"findings": [RACE, UNCHECKED]},
+                None,
+                [D],
+                (),
+                (Outcome.WRONG_RESULT, "racecheck: found", "sanitize"),
+            ),
             ([A, D], {"findings": [ASTRAY]}, None, [D], (), (Outcome.OUT_OF_BOUNDS, "memcheck: found", "sanitize")),
         ],
     )
@@ -204,16 +207,12 @@ class TestChecks:
         refused = [(one.config, (one.outcome, one.reason, one.stage), one.measurement) for one in finals.refused]
         assert refused == [(config, found, None) for config in finalists if config not in ranked]
         assert all((config in racer.verified) is (found == SOMETIMES) for config, *_ in refused)
+        not_made = "1 of the sanitizer's checks were not made; no time"
+        assert finals.notices == (not_made,) * (UNCHECKED in racer.findings)
+        assert len({*map(config_key, racer.verified)}) == len(racer.verified)
         assert (finals.speedup is None, finals.default is None) == (D not in ranked, D not in ranked)
         if finals.speedup is not None:
             assert finals.speedup.value == 4.0 / TIMES_US[ranked[0]["TILE"]][0]
-
-    def test_all_that_are_ranked_are_verified_once(self):
-        racer = Racer(TIMES_US, faulty=[D])
-        finals = hold(by_tile([A, B, C, D]), racer)
-        assert racer.verified == [A, B, C, D]
-        assert racer.limits_s[0] is None
-        assert (configs_of(finals.ranked), finals.default, finals.speedup) == ([A, B, C], None, None)
 
     def test_the_digest_of_all_repeats_is_kept(self):
         racer = Racer(TIMES_US)
@@ -258,16 +257,6 @@ class TestChecks:
         hold(by_tile([A, D]), hurried, hurried=True)
         assert 1 - 0.98 ** (2 * racer.repeats) > 0.95
         assert hurried.repeats == 10
-
-    def test_what_could_not_be_checked_is_told(self):
-        finals = hold(by_tile([A, D]), Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "no time")]))
-        assert configs_of(finals.ranked) == [A, D]
-        assert finals.notices == ("1 of the sanitizer's checks were not made; no time",)
-
-    def test_two_names_for_one_configuration_tie(self):
-        steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
-        finals = hold([timed(A, 1.0), timed(B, 1.0)], Racer({1: list(1 + steps[0]), 2: list(1.0002 + steps[1])}))
-        assert len(finals.ties) == 1
 
     def test_equal_values_of_other_types_are_of_other_configurations(self):
         other = {"TILE": 1.0}

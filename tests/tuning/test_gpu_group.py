@@ -18,12 +18,11 @@ import pytest
 from judges import BEST, by_threads
 
 from autotile.core.device import device_profile
-from autotile.core.model import GPU_SCALE, Outcome, Trial, config_key
+from autotile.core.model import GPU_SCALE, Outcome, config_key
 from autotile.core.statistics import median_interval
 from autotile.errors import InputError, ToolchainError, WorkerError
 from autotile.exchange.recording import read_recording
 from autotile.tuning import gpu_group
-from autotile.tuning.finals import measured_on
 from autotile.tuning.gpu_group import GpuGroup
 from autotile.tuning.replay import ReplayBackend
 from autotile.workers.gpu import Gpu, GpuUse
@@ -179,21 +178,6 @@ class TestSimulated:
         with pytest.raises(WorkerError, match="fallen off the bus"):
             run(several, candidates(bench) * 2)
 
-    def test_another_one_may_join(self, bench, group):
-        """The first one waits after a few candidates until the other runs one."""
-        joined = threading.Event()
-        several = group({"seconds": 0.0, "hangs": lambda gpu: gpu.begun > 5 and not joined.wait(60)})
-        several.wait()
-        given = candidates(bench)
-        for candidate in given:
-            several.submit(candidate)
-        first = [several.result() for _ in range(2)]
-        late = FaultyGpu(read_recording(bench.record()), uuid="late", hangs=lambda _: joined.set())
-        several.add(late)
-        rest = [several.result() for _ in given[2:]]
-        assert {one.gpu for _, one in first} == {"GPU-0"}
-        assert "late" in {one.gpu for _, one in rest}
-
     def test_a_hung_one_does_not_hold_up_the_end(self, bench, group):
         several = group({"hangs": lambda gpu: True}, {})
         several.submit(candidates(bench)[0])
@@ -339,10 +323,3 @@ class TestProcesses:
         assert all(one.outcome is Outcome.OK for _, one in finished)
         assert {one.gpu for _, one in finished} == {"GPU-1", "GPU-2"}
         assert ["cannot start" in use.lost for use in several.uses] == [True, True, False]
-
-
-def test_times_of_finals_are_those_of_their_gpu():
-    """A trial of another GPU has the factor to the study's scale; its time in the finals has none."""
-    trial = Trial({"BM": 1}, Outcome.OK, telemetry={GPU_SCALE: 1.02, "power_w": 500}, gpu="GPU-b")
-    found = measured_on("GPU-a", trial)
-    assert (found.gpu, found.telemetry) == ("GPU-a", {"power_w": 500})

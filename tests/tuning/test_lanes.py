@@ -7,7 +7,6 @@ from contextlib import closing
 
 import pytest
 
-from autotile.errors import InputError
 from autotile.tuning.lanes import Lane, run_jobs
 from autotile.tuning.options import TuneOptions
 from autotile.tuning.progress_state import StopRequest
@@ -63,15 +62,6 @@ def test_one_gpu_takes_them_in_order_in_this_thread():
 
     here = threading.current_thread()
     assert list(run_jobs([run, run], Lane(()))) == [(0, (here, ())), (1, (here, ()))]
-
-
-@pytest.mark.parametrize("devices", [(), (0, 1)])
-def test_an_error_of_a_job_is_raised(devices):
-    def fail(lane):
-        raise InputError("no")
-
-    with pytest.raises(InputError, match="no"):
-        list(run_jobs([fail, lambda lane: 1], Lane(devices)))
 
 
 def test_no_other_begins_after_an_interrupt():

@@ -197,7 +197,7 @@ def test_an_interrupted_session_names_no_winner_and_a_killed_one_goes_on(bench, 
     assert len(bench.stored()) == sum(one.trials for one in resumed.contenders)
 
 
-@pytest.mark.parametrize(("time_us", "finals_s"), [(10_000.0, 6.8), (100.0, 0.8), (None, 0.8)])
+@pytest.mark.parametrize(("time_us", "finals_s"), [(1000.0, 6.8), (999.0, 0.8), (None, 0.8)])
 def test_time_is_reserved_for_the_finals_and_for_the_last_race(operation, time_us, finals_s):
     kernel = operation.members[0].load()
     problem = operation.resolve({"n": 4096})

@@ -149,16 +149,6 @@ def compiled(pipeline, pool, proposals):
     return ahead(pipeline, pool, proposals)
 
 
-@pytest.mark.parametrize(("room", "queued"), [(2, 2), (0, 0), (-3, 0), (100, 4), (None, 4)])
-def test_candidates_are_compiled_ahead_and_no_more_than_there_is_room_for(pipeline, pool, proposals, room, queued):
-    for _ in range(2):
-        pipeline.compile_ahead(proposals, room)
-        assert len(pool.waiting) == queued
-    for job, _ in pool.waiting[1:2]:
-        assert (job.entry, job.architecture) == ("scale", "sm_90")
-        assert job.options == ("-DTHREADS=32", "-DWORK=2", "-DDTYPE=float")
-
-
 def test_trials_come_in_the_order_of_the_proposals_with_their_whole_story(bench, pipeline, device, compiled):
     """Not in that of the compilations, of which the newest end first."""
     pairs = [advance(pipeline, compiled, 7.5) for _ in range(5)]
@@ -211,30 +201,6 @@ def test_what_does_not_compile_comes_before_what_is_chosen(bench, pipeline, pool
     assert len(device.ran) == 2
 
 
-def test_a_slow_compilation_holds_up_no_other_on_a_gpu(bench, pipeline, pool):
-    proposals = InOrder(bench.configs(), ready=2, choice=1)
-    pipeline.compile_ahead(proposals)
-    slow = pool.waiting.pop(0)
-    pool.finish()
-    row, _ = advance(pipeline, proposals)
-    assert list(proposals.seen) == [1, 2, 3]
-    assert row == 2
-    pool.waiting.append(slow)
-    pool.finish()
-    advance(pipeline, proposals)
-    assert list(proposals.seen) == [0, 1, 3]
-
-
-def test_the_device_is_given_candidates_before_the_first_has_ended(pipeline, device, compiled):
-    for _ in range(2):
-        candidate = pipeline.next_candidate(compiled)
-        compiled.proposed.remove(candidate.row)
-        assert pipeline.begin(candidate, None) is None
-    assert (pipeline.running, len(device.given), device.ran) == (2, 2, [])
-    assert [pipeline.end_next()[0].row for _ in range(2)] == [0, 1]
-    assert pipeline.running == 0
-
-
 def test_the_timeline_shows_the_stages_of_a_candidate(bench, device, pool):
     timeline = Timeline()
     device.began_at = 5.0
@@ -270,30 +236,6 @@ def test_the_same_code_is_measured_once(pipeline, pool, device, proposals):
     assert pair[1].reason == "the same code as THREADS=32 WORK=1, which was measured"
     assert "measure" not in pair[1].seconds
     assert len(device.ran) == 4
-
-
-LARGE = CompiledFunction("scale", Resources(32, 0, 0, 0, 300_000))
-TOO_LARGE = Compiled(CachedCubin(Path("large"), "large", {"scale": LARGE}), 0.25)
-
-
-@pytest.mark.parametrize(
-    ("result", "expected"),
-    [
-        (TOO_LARGE, (Outcome.RESOURCE_EXCEEDED, "resources", "300000 bytes of shared memory")),
-        (Compiled(None, 60.0, Outcome.COMPILE_FAILED, "why"), (Outcome.COMPILE_FAILED, "compile", "why")),
-        (Compiled(None, 60.0, Outcome.TIMED_OUT, "why"), (Outcome.TIMED_OUT, "compile", "why")),
-    ],
-)
-def test_what_a_gate_rejects_is_not_launched(pipeline, pool, proposals, result, expected):
-    pipeline.compile_ahead(proposals)
-    pool.waiting[0][1].set_result(result)
-    candidate = pipeline.next_candidate(proposals)
-    trial = pipeline.begin(candidate, None)
-    assert (trial.outcome, trial.stage) == expected[:2]
-    assert expected[2] in trial.reason
-    assert (trial.resources is None) == (result.cubin is None)
-    assert trial.geometry is not None
-    assert trial.seconds == {"compile": result.seconds}
 
 
 def test_for_the_finals_what_waits_is_given_up_and_what_no_longer_compiles_does_not_race(

@@ -122,10 +122,12 @@ def states(result: Any) -> list[str]:
 class TestCalls:
     def test_each_call_is_a_problem_on_its_own_arguments(self, scale_toml, tmp_path, monkeypatch):
         own = write_call(tmp_path / "one", "scale", source=str(scale_toml), sizes={"n": 512})
-        shipped = write_call(tmp_path / "shipped", "matmul_tiled", sizes={"M": 64, "N": 32, "K": 16})
+        shipped = write_call(tmp_path / "calls" / "b", "matmul_tiled", sizes={"M": 64, "N": 32, "K": 16})
+        other = write_call(tmp_path / "calls" / "a", "scale", source=str(scale_toml), sizes={"n": 1})
         monkeypatch.chdir(tmp_path)
-        found = autotile.plan(captured=["one", shipped], output=tmp_path / "plan.toml")
-        first, second = found.problems
+        found = autotile.plan(captured=["one", tmp_path / "calls"], output=tmp_path / "plan.toml")
+        first, another, second = found.problems  # of a folder of several calls, each in their order
+        assert (another.captured, another.problem.sizes["n"]) == (str(other), 1)
         assert (first.asked_as, first.captured, dict(first.problem.sizes)["n"]) == (str(scale_toml), str(own), 512)
         assert (second.asked_as, second.captured) == ("matmul_tiled", str(shipped))
         assert (second.problem.kernel, dict(second.problem.sizes)) == ("matmul_tiled", {"M": 64, "N": 32, "K": 16})
@@ -136,16 +138,6 @@ class TestCalls:
             for plan in (read_plan(tmp_path / "plan.toml"), found)
         )
         assert read == made
-
-    def test_a_folder_of_several_calls_has_a_problem_for_each(self, scale_toml, tmp_path):
-        calls = tmp_path / "calls"
-        for name, n in (("b", 2), ("a", 1)):
-            write_call(calls / name, "scale", source=str(scale_toml), sizes={"n": n})
-        found = autotile.plan(captured=[calls]).problems
-        expected = [(str(calls / "a"), 1), (str(calls / "b"), 2)]
-        assert [(one.captured, one.problem.sizes["n"]) for one in found] == expected
-        (only,) = autotile.plan(captured=[calls / "b"]).problems
-        assert only.problem.sizes["n"] == 2
 
     def test_what_is_no_captured_call(self, tmp_path):
         (tmp_path / "empty").mkdir()

@@ -1,12 +1,10 @@
 """The progress of a session: its trials, the rules that end it, Ctrl-C, the time that is left, and its load."""
 
-import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,7 +205,6 @@ def test_a_failure_of_the_kernel_itself(outcomes, default_tried, max_trials, at_
         check_kernel_failure("scale.toml", outcomes, last, default, max_trials)
 
 
-RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "time_left.json"
 REPLAYED = Trial({"BM": 1}, Outcome.OK, source="replayed", measurement=Measurement(10.0, 9.0, 11.0))
 
 
@@ -300,13 +297,6 @@ class TestFinals:
         slow = replace(timed({"BM": 1}, 2e6), seconds={"load": 0.0, "verify": 0.0})
         assert left_after([1.0, 2.0], trial=slow).finals_s == pytest.approx(1.0)
         assert left_after([1.0, 2.0], trial=slow, budget_s=20.0).finals_s == pytest.approx(3.0)
-
-
-@pytest.mark.skipif(not RECORD.exists(), reason="benchmarks/time_left.py was not recorded")
-def test_the_estimate_is_better_than_the_mean_since_the_start():
-    rows = json.loads(RECORD.read_text())["rows"]
-    before, after = (np.mean([row[name]["mean"] for row in rows]) for name in ("before", "after"))
-    assert after < 0.7 * before
 
 
 def test_the_load_is_that_between_the_first_trial_and_the_last_compilation():

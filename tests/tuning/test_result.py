@@ -11,7 +11,7 @@ from judges import BEST, FakeGpu, failing_if
 
 from autotile.core.documents import to_document
 from autotile.core.model import Measurement, Outcome, Resources, Trial, config_key, non_dominated, objective_values
-from autotile.errors import InputError, RecordingError
+from autotile.errors import InputError
 from autotile.tuning.backend import workload_of
 from autotile.tuning.options import FamilyPlan, TuneOptions
 from autotile.tuning.progress_state import Load
@@ -99,14 +99,6 @@ class TestReplay:
         (run,) = database.runs(study.study_id)
         assert run.summary["front"] == json.loads(json.dumps(result.to_json()["front"]))
         assert run.settings["objectives"] == ["time", "registers"]
-
-    @pytest.mark.parametrize(
-        ("objectives", "lacking"),
-        [(("time", "energy"), "no energy of"), (("time", "error", "energy"), "no error and no energy")],
-    )
-    def test_what_is_not_recorded_is_named(self, bench, objectives, lacking):
-        with pytest.raises(RecordingError, match=f"{lacking}.*leave that objective out, or tune on a GPU"):
-            bench.tune(bench.record(), objectives=objectives)
 
 
 @pytest.mark.usefixtures("energetic")

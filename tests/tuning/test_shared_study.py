@@ -247,6 +247,7 @@ def test_a_session_that_resumes_another_ones_study(bench, on_gpu, home):
     assert {trial.gpu for trial in bench.stored("final")} == set(SLOWNESS)
     for trial in bench.stored("final"):  # finals are compared on one GPU
         assert trial.time_us == pytest.approx(SLOWNESS[trial.gpu] * recorded_us(trial), rel=1e-5)
+        assert GPU_SCALE not in trial.telemetry
 
 
 def test_without_a_reference_times_stay_as_they_are(bench, on_gpu):

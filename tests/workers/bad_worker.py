@@ -117,7 +117,6 @@ DEEDS: dict[str, Deed] = {
     "not_json": (partial(say, b"hello\n"),),
     "binary": (partial(say, bytes(range(1, 256)) + b"\n"),),
     "a_list": (partial(tell, [1, 2]),),
-    "a_number": (partial(tell, 7),),
     "deep": (partial(say, b"[" * 100_000 + b"\n"),),
     "no_reply": (lambda: tell({"id": number}),),
     "reply_of_wrong_shape": answering([1]),

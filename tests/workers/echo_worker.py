@@ -19,10 +19,6 @@ def handle(message: Mapping[str, Any], stage: Stage) -> Mapping[str, Any]:
         case "hang":
             stage("hang")
             time.sleep(60)
-        case "abort":
-            stage("abort")
-            os.write(2, b"about to abort\n")
-            os.abort()
         case "last":
             return {"bye": True, "last": True}
         case "raise":

@@ -2,7 +2,7 @@ import ctypes
 import os
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from autotile.cuda.compiler import CompileJob, _elf_section, compile_cubin
 from autotile.errors import CompileError
 from autotile.settings import ADDR_NO_RANDOMIZE, available_cores
 from autotile.workers.child import COMPILE_WORKER, WorkerPool, _equal_addresses, memory_share_bytes
-from autotile.workers.compile_pool import Compiled, CompilePool, Remote, worker_count
+from autotile.workers.compile_pool import Compiled, CompilePool, worker_count
 
 SOURCE = 'extern "C" __global__ void fill(float* x) { x[threadIdx.x] = VALUE; }'
 JOB = CompileJob(SOURCE, "hash", "/nowhere/fill.cu", "fill", "sm_90", ("-DVALUE=1",))
@@ -88,32 +88,6 @@ def test_workers_are_started_ahead_and_take_the_first_jobs(make):
         assert pool.submit(JOB).result().outcome is Outcome.OK
         pool.close()
         assert len(worker_pool._idle[COMPILE_WORKER, ""]) == 2
-
-
-class Refusing:
-    """A compile farm that gives every job back at once."""
-
-    slots = room = 64
-    notices = ()
-
-    def accepts(self, job: CompileJob) -> bool:
-        return True
-
-    def submit(self, job: CompileJob, deadline_s: float) -> Remote:
-        future: Remote = Future()
-        future.set_result(None)
-        return future
-
-
-def test_jobs_that_a_farm_gives_back_at_once_are_all_compiled(make, monkeypatch):
-    compiled, went_on = Compiled(None), threading.Event()
-    monkeypatch.setattr(CompilePool, "_attempt", lambda *_: went_on.wait(60) and compiled)
-    pool = make()
-    waiting = [pool.submit(replace(JOB, options=(f"-DVALUE={value}",))) for value in range(500)]
-    pool._farm = Refusing()  # its machines join when all of them wait
-    waiting.append(pool.submit(replace(JOB, options=())))
-    went_on.set()
-    assert not wait(waiting, 30).not_done
 
 
 def test_those_that_took_longer_with_the_same_options_begin_first_where_the_order_is_free(make, monkeypatch):
