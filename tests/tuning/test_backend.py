@@ -124,33 +124,29 @@ def test_recordings_of_other_sizes_kernels_and_gpus(bench, choose):
         choose_backend(tiled, problem, read_settings(), TuneOptions(replay=bench.record()))
 
 
-class TestReplay:
-    @pytest.fixture
-    def backend(self, bench):
-        judge = failing_if(lambda config: config["WORK"] == 4, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
-        configs = [config for config in bench.configs() if config["THREADS"] != 32]
-        return ReplayBackend(read_recording(bench.record(judge, configs)))
-
-    @pytest.mark.parametrize(
-        ("config", "limit_us", "expected"),
-        [
-            (CANDIDATE, None, (Outcome.OK, "", "measure")),
-            (CANDIDATE, 14.0, (Outcome.OK, "", "measure")),
-            (CANDIDATE, 13.0, (Outcome.PRUNED, "clearly slower than the best so far (13 us)", "measure")),
-            ({"THREADS": 64, "WORK": 4}, None, (Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")),
-            (
-                {"THREADS": 32, "WORK": 1},
-                None,
-                (Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay"),
-            ),
-        ],
-    )
-    def test_what_was_recorded_is_returned(self, backend, config, limit_us, expected):
-        found = evaluate(backend, Candidate(config, ""), limit_us)
-        assert (found.outcome, found.reason, found.stage) == expected
-        assert (found.measurement is not None) is found.outcome.has_time
-        if found.measurement is not None:
-            assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
+@pytest.mark.parametrize(
+    ("config", "limit_us", "expected"),
+    [
+        (CANDIDATE, None, (Outcome.OK, "", "measure")),
+        (CANDIDATE, 14.0, (Outcome.OK, "", "measure")),
+        (CANDIDATE, 13.0, (Outcome.PRUNED, "clearly slower than the best so far (13 us)", "measure")),
+        ({"THREADS": 64, "WORK": 4}, None, (Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")),
+        (
+            {"THREADS": 32, "WORK": 1},
+            None,
+            (Outcome.NOT_AVAILABLE, "the recording does not hold this configuration", "replay"),
+        ),
+    ],
+)
+def test_what_was_recorded_is_returned(bench, config, limit_us, expected):
+    judge = failing_if(lambda config: config["WORK"] == 4, Outcome.OUT_OF_BOUNDS, "wrote 3 words", "verify")
+    configs = [config for config in bench.configs() if config["THREADS"] != 32]
+    backend = ReplayBackend(read_recording(bench.record(judge, configs)))
+    found = evaluate(backend, Candidate(config, ""), limit_us)
+    assert (found.outcome, found.reason, found.stage) == expected
+    assert (found.measurement is not None) is found.outcome.has_time
+    if found.measurement is not None:
+        assert found.measurement.time_us == pytest.approx(1000 / 64 + 1, rel=1e-6)
 
 
 class TestWithNothingToMeasure:

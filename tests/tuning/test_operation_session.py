@@ -222,40 +222,36 @@ def test_options_of_one_kernel_are_refused(run, options, said):
         run(**options)
 
 
-class TestLastRace:
+def test_a_wrong_library_does_not_win_and_a_faster_one_is_stored_by_its_own_key(
+    recorded, run, operation, database, monkeypatch
+):
     """The race itself needs a GPU; here its times are given."""
 
-    @pytest.fixture
-    def raced(self, recorded, run, bench, monkeypatch):
+    def raced(library):
+        def contest(finalists, libraries, problem, **context):
+            assert [one.name for one in libraries] == ["mine"]
+            return [*((with_times(t, _rounds(t.time_us)), "") for _, _, t in finalists), (library, "")]
 
-        def tune(library):
-            def contest(finalists, libraries, problem, **context):
-                assert [one.name for one in libraries] == ["mine"]
-                return [*((with_times(t, _rounds(t.time_us)), "") for _, _, t in finalists), (library, "")]
+        monkeypatch.setattr(operation_session, "hold_contest", contest)
+        return run(trials=45, libraries=[Library("mine", "1.2")])
 
-            monkeypatch.setattr(operation_session, "hold_contest", contest)
-            monkeypatch.setattr(operation_session, "_is_replayed", lambda device: False)
-            return run(trials=45, libraries=[Library("mine", "1.2")])
-
-        return tune
-
-    def test_a_wrong_library_does_not_win_and_a_faster_one_is_stored_by_its_own_key(self, raced, operation, database):
-        result = raced(Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals"))
-        assert result.winner.name == "second"
-        mine = result.libraries[0]
-        assert (mine.state, mine.trial) == ("failed", None)
-        assert "3 of 9" in mine.reason
-        assert database.best("scaling:mine") == []
-        result = raced(with_times(timed({}, 2.0), _rounds(2.0)))
-        assert (result.winner.name, result.winner.is_library) == ("mine", True)
-        second = result.contenders[1]
-        assert second.name == "second"
-        assert second.ratio.value == pytest.approx(second.time_us / 2.0)
-        assert result.to_json()["winner"]["name"] == "mine"
-        (best,) = database.best("scaling:mine")
-        assert (best.trial.time_us, best.trial.config) == (2.0, {})
-        of = operation, operation.resolve({"n": 4096}), structs.replace(device_profile("h200"), source="replayed")
-        assert best.key == library_key(*of, "mine", "1.2", nvrtc_version=best.key.nvrtc_version)
+    monkeypatch.setattr(operation_session, "_is_replayed", lambda device: False)
+    result = raced(Trial({}, Outcome.WRONG_RESULT, "3 of 9 elements are wrong", "finals"))
+    assert result.winner.name == "second"
+    mine = result.libraries[0]
+    assert (mine.state, mine.trial) == ("failed", None)
+    assert "3 of 9" in mine.reason
+    assert database.best("scaling:mine") == []
+    result = raced(with_times(timed({}, 2.0), _rounds(2.0)))
+    assert (result.winner.name, result.winner.is_library) == ("mine", True)
+    second = result.contenders[1]
+    assert second.name == "second"
+    assert second.ratio.value == pytest.approx(second.time_us / 2.0)
+    assert result.to_json()["winner"]["name"] == "mine"
+    (best,) = database.best("scaling:mine")
+    assert (best.trial.time_us, best.trial.config) == (2.0, {})
+    of = operation, operation.resolve({"n": 4096}), structs.replace(device_profile("h200"), source="replayed")
+    assert best.key == library_key(*of, "mine", "1.2", nvrtc_version=best.key.nvrtc_version)
 
 
 def _rounds(time_us: float) -> tuple[float, ...]:
