@@ -93,13 +93,6 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path, monkeypatch):
             Database.open(tmp_path / "tuning.db")
 
 
-def test_a_database_on_a_read_only_medium_can_be_read(study_db, key, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with open_existing(study_db) as reader:
-        assert reader.find_study(key) == 1
-        assert [*study_db.parent.iterdir()] == [study_db]
-
-
 def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
     """Make a database, damage its start or its middle or cut it in half, and return what the file holds then."""
     with Database.open(path) as database:
@@ -137,17 +130,6 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path, key, damage)
     assert kept.read_bytes() == data
     with Database.open(path) as again:
         assert again.notices == ()
-
-
-def test_a_lock_that_is_never_released_is_explained(tmp_path, key, monkeypatch):
-    monkeypatch.setattr("autotile.database.engine.LOCK_TIMEOUT_S", 0.05)
-    with Database.open(tmp_path / "tuning.db") as database:
-        holder = sqlite3.connect(tmp_path / "tuning.db", isolation_level=None)
-        holder.execute("BEGIN IMMEDIATE")
-        with pytest.raises(DatabaseError, match="another process has held it"):
-            database.study(key, None)
-        holder.close()
-        assert database.study(key, None) == 1
 
 
 def test_network_file_systems_are_told_from_local_ones(tmp_path, monkeypatch):

@@ -251,7 +251,7 @@ class TestErrorsOfTheDatabase:
         Database.open(read_settings().database).close()
         monkeypatch.setattr(engine, "LOCK_TIMEOUT_S", 0.2)
         with closing(sqlite3.connect(read_settings().database, isolation_level=None)) as holder:
-            with pytest.raises(RescuedRunError, match="database is locked") as raised:
+            with pytest.raises(RescuedRunError, match="database is locked: another process has held it") as raised:
                 bench.tune(recording, Loss(lambda _: holder.execute("BEGIN IMMEDIATE"), 4))
             holder.execute("ROLLBACK")
         assert len(searched(raised.value.rescued)) == 4  # the fifth could not be claimed
