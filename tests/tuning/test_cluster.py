@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -211,16 +211,12 @@ MALFORMED = (
         *((address, False, r"not encrypted.*use tls://, or --insecure") for address in NOT_LOCAL),
         *((address, True, "cannot be read; expected tls:// or tcp://, a host and a port") for address in MALFORMED),
         ("tls://node7:8786", False, r"distributed\.comm\.tls\.ca-file"),
+        *((address, address in NOT_LOCAL, None) for address in (*LOCAL, *NOT_LOCAL)),
     ],
 )
-def test_a_scheduler_that_is_refused(address, insecure, said):
-    with pytest.raises(InputError, match=said):
-        check_scheduler(address, insecure=insecure)
-
-
-@pytest.mark.parametrize("address", [*LOCAL, *NOT_LOCAL])
-def test_a_scheduler_without_tls(address):
-    assert not check_scheduler(address, insecure=address in NOT_LOCAL).require_encryption
+def test_a_scheduler_that_is_refused_or_needs_no_tls(address, insecure, said):
+    with pytest.raises(InputError, match=said) if said else nullcontext():
+        assert not check_scheduler(address, insecure=insecure).require_encryption
 
 
 @pytest.mark.parametrize("options", [{"sanitize": True}, {"devices": (0, 1)}, {"captured": "somewhere"}])

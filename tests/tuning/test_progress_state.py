@@ -309,10 +309,8 @@ def test_the_load_is_that_between_the_first_trial_and_the_last_compilation():
     load = measure_load(readings, 2, 1)
     assert load is not None
     assert (load.gpu_busy, load.compilers_busy, load.binds) == (pytest.approx(0.1625, abs=1e-3), 0.037, "neither")
-
-
-def test_the_load_of_a_small_space_is_that_up_to_the_last_trial():
-    readings = [(10.0, 8.0, 1.0, 2.0), (12.0, 8.0, 1.5, 2.0), (14.0, 8.0, 1.5, 2.0)]  # all were compiling before
+    # of a small space, all were compiling before, and it is that up to the last trial
+    readings = [(10.0, 8.0, 1.0, 2.0), (12.0, 8.0, 1.5, 2.0), (14.0, 8.0, 1.5, 2.0)]
     assert measure_load(readings, 2, 1) == Load(gpu_busy=0.75, compilers_busy=0.0, binds="gpu")
 
 

@@ -54,12 +54,6 @@ class TestSearch:
         bench.tune(bench.record(), sampler="feasible", trials=3, objectives=("time", "registers"))
         bench.tune(bench.record(), sampler="feasible", trials=6, objective="registers + time_us")
 
-    def test_only_what_is_recorded_is_tried(self, bench):
-        some = bench.configs()[4:9]
-        result = bench.tune(bench.record(configs=some, l2="hot"), l2="hot")  # hot inputs are replayed as hot
-        assert sorted(keys(bench.stored())) == sorted(map(config_key, some))
-        assert Outcome.NOT_AVAILABLE not in result.outcomes
-
 
 class TestEnds:
     def test_no_budget_searches_nothing_and_the_least_finds_something_to_serve_and_fewer_trials_race_again(self, bench):
