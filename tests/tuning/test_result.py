@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,11 +152,8 @@ def test_refusals(options, said):
         ({"trials": 7}, 7),
         ({"budget_s": 60.0}, None),
         ({"budget_s": 0}, None),
-        ({"budget_s": 60.0, "trials": 7}, 7),
         ({"sampler": "brute-force"}, None),
         ({"sampler": "brute-force", "trials": 7}, 7),
-        ({"sampler": "random"}, 200),
-        ({"replay": Path("x.npz")}, 200),
         ({"trials": None, "workers": None, "budget_s": None}, 200),  # the choice is autotile's
         ({"trials": np.int64(7), "budget_s": np.float32(2.0)}, 7),  # NumPy's numbers are numbers
     ],

@@ -109,25 +109,10 @@ def test_the_next_session_sets_up_its_problem_in_the_same_worker_which_is_replac
     assert (len(started), (tmp_path / "openings").stat().st_size) == (2, 5)
 
 
-@pytest.mark.parametrize("deed", ["fault_in_verify", "spent", "sleep"])
-def test_a_worker_that_a_candidate_broke_is_not_kept(gpu, started, deed):
-    session(gpu(), deed)
-    assert session(gpu()) is Outcome.OK
-    assert len(started) == 2
-
-
 def test_a_worker_that_is_still_setting_up_is_not_kept(gpu, started):
     gpu("sleep").close()
     with closing(gpu()) as second:
         second.wait()
-    assert len(started) == 2
-
-
-def test_compile_workers_are_kept_but_for_those_that_died(worker_pool, started, tmp_path):
-    for _ in range(3):
-        assert compile_in(worker_pool, tmp_path, "compiled", "compiled")[1] is Outcome.OK
-    assert len(started) == 1
-    assert compile_in(worker_pool, tmp_path, "exit", "compiled") == [Outcome.COMPILE_FAILED, Outcome.OK]
     assert len(started) == 2
 
 
