@@ -53,6 +53,8 @@ class TestCtrlC:
                 patch.setattr(ReplayBackend, "wait", Mock(side_effect=KeyboardInterrupt))
             result = bench.tune(recording, ending_at(done, phase))
         assert result.interrupted
+        assert (result.stopped is None) is (done < 12)
+        assert result.insight is None or done == 12
         assert (result.speedup, bench.stored("final")) == (None, [])
         assert sum(result.outcomes.values()) == len(bench.stored()) == done
         assert [(best.confirmed, best.trial) for best in database.best()] == [(False, result.winner)] * bool(done)

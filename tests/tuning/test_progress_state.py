@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judges import DEFAULT, ending_at, failed, timed
+from judges import DEFAULT, failed, timed
 from processes import wait_until
 
 from autotile.core.model import Config, Measurement, Outcome, Trial
@@ -68,16 +68,6 @@ class TestSession:
         assert gain == pytest.approx(first.stopped.expected_gain)
         assert len(bench.stored()) == again.resumed == first.outcomes.total()
         assert bench.tune(recording, until=1e-4).outcomes.total() > few
-
-    def test_other_ends_have_their_names(self, bench):
-        recording = bench.record()
-        stopped = bench.tune(recording, trials=5).to_json()["stopped"]
-        assert stopped == {"rule": "trials", "expected_gain": None, "more_trials": None}
-        whole = bench.tune(recording, until=0.01)  # so small a space is tried whole
-        assert (whole.stopped.rule, whole.outcomes.total()) == ("space", 12)
-        assert bench.tune(recording).stopped.rule == "space"
-        broken_off = bench.tune(recording, ending_at(0), fresh=True)
-        assert (broken_off.stopped, broken_off.insight) == (None, None)
 
     def test_a_search_that_expects_nothing_ends_before_its_limits(self, rewrite):
         bench = rewrite({**MANY, "WORK = [1, 2, 4]": f"WORK = {list(range(1, 25))}"})

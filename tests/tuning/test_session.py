@@ -72,6 +72,7 @@ class TestEnds:
 
     def test_one_trial_is_the_default_and_too_many_trials_and_compilers_are_not_begun(self, bench):
         result = bench.tune(bench.record(), trials=1)
+        assert result.to_json()["stopped"] == {"rule": "trials", "expected_gain": None, "more_trials": None}
         assert result.winner.config == result.default.config == DEFAULT
         assert result.speedup.contains(1.0)
         result = bench.tune(bench.record(), trials=1000, sampler="tpe", workers=1000)
