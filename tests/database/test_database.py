@@ -176,32 +176,22 @@ def test_a_trial_comes_back_as_it_was_stored(database, study):
     store_and_read()
 
 
-def rows_with(study: int, run: int, *trials: Trial) -> list[dict[str, Any]]:
-    position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
-    return [{**position, **trial_row(trial)} for trial in trials]
-
-
-def test_a_file_holds_the_same_by_either_way(database, study, run):
+def test_a_file_holds_the_same_by_either_way_and_nothing_of_a_transaction_that_fails(database, study, run):
     refused = replace(failed({"BM": 2}, Outcome.COMPILE_FAILED, "line 1\n\tµ \x00"), telemetry={"x": float("inf")})
-    rows = rows_with(study, run, measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0), refused)
-    with closing(database.connect()) as held, database.writing(held) as connection:
-        insert_trials(connection, rows)
+    position = {"study_id": study, "run_id": run, "phase": "search", "rank": None, "created_at": now_text()}
+    trials = measured({"BM": 1, "LAYOUT": "größer", "FLAG": True}, 10.0), refused
+    rows = [{**position, **trial_row(trial)} for trial in trials]
+    with closing(database.connect()) as held:
+        with pytest.raises(DatabaseError, match="NOT NULL"), database.writing(held) as connection:
+            insert_trials(connection, [*rows, {**rows[0], "outcome": None}])
+        with database.writing(held) as connection:  # the connection is as good as before
+            insert_trials(connection, rows)
     with database.writing() as connection:
         connection.execute(TRIALS.insert(), rows)
     with closing(sqlite3.connect(str(database.path))) as connection:
         stored = [row[1:] for row in connection.execute("SELECT * FROM trials ORDER BY id")]
     assert stored[:2] == stored[2:]
     assert len(stored) == 4
-
-
-def test_nothing_of_a_transaction_that_fails_is_stored(database, study, run):
-    rows = rows_with(study, run, measured({"BM": 1}, 10.0))
-    with closing(database.connect()) as held:
-        with pytest.raises(DatabaseError, match="NOT NULL"), database.writing(held) as connection:
-            insert_trials(connection, [*rows, {**rows[0], "outcome": None}])
-        with database.writing(held) as connection:  # the connection is as good as before
-            insert_trials(connection, rows)
-    assert len(database.trials(study)) == 1
 
 
 CONFIG: Config = {"b": 2, "a": True}
