@@ -93,6 +93,13 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path, monkeypatch):
             Database.open(tmp_path / "tuning.db")
 
 
+def test_a_database_on_a_read_only_medium_can_be_read(study_db, key, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with open_existing(study_db) as reader:
+        assert reader.find_study(key) == 1
+        assert [*study_db.parent.iterdir()] == [study_db]
+
+
 def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
     """Make a database, damage its start or its middle or cut it in half, and return what the file holds then."""
     with Database.open(path) as database:
