@@ -305,7 +305,7 @@ class BufferArgument(ArrayArgument, frozen=True):
             "dtype": str(self.dtype),
             "shape": _texts(self.shape),
             "access": self.access,
-            "init": self.file_hash or self.init,
+            "init": self.content.content_hash if isinstance(self.content, InputFile) else self.init,
         }
         if self.constant:
             meaning["constant"] = self.constant
@@ -314,16 +314,6 @@ class BufferArgument(ArrayArgument, frozen=True):
         if self.is_initialized and not self.is_read:
             meaning["initialized"] = True
         return meaning
-
-    @property
-    def file_hash(self) -> str:
-        """SHA-256 of the file that is its content; "" if none is."""
-        return self.content.content_hash if isinstance(self.content, InputFile) else ""
-
-    def with_file_hash(self, sha256: str) -> Self:
-        """Return the buffer with the hash of its file, which then need not be there to tell what it holds."""
-        assert isinstance(self.content, InputFile)
-        return msgspec.structs.replace(self, content=msgspec.structs.replace(self.content, sha256=sha256))
 
     @property
     def is_read(self) -> bool:

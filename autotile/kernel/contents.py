@@ -171,8 +171,7 @@ class InputFile(msgspec.Struct, frozen=True):
         Raise `InputError` if the file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another
         type or too few elements.
         """
-        if self.sha256 and self._hash() != self.sha256:
-            raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")
+        self.check_hash(name)
         array = self.mapped(name, shape, dtype)
         return np.ascontiguousarray(array[tuple(slice(extent) for extent in shape)])
 
@@ -195,6 +194,11 @@ class InputFile(msgspec.Struct, frozen=True):
             raise InputError(f"{self.path}: the array has the shape {found}, expected {expected} for {name}")
         return array
 
+    def check_hash(self, name: str) -> None:
+        """Raise `InputError` if the file has not the declared hash; ``name`` is that of its array in the message."""
+        if self.sha256 and self._hash() != self.sha256:
+            raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")
+
     def _hash(self) -> str:
         status = self._status()
         return _sha256(self.path, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -203,7 +207,7 @@ class InputFile(msgspec.Struct, frozen=True):
         try:
             status = Path(self.path).stat()
         except OSError as error:
-            hint = "the path of an input is relative to the search-space file"
+            hint = "the path of an array is relative to the search-space file"
             raise InputError(f"{self.path}: {error.strerror}; {hint}") from None
         except ValueError as error:
             raise InputError(f"{self.path!r:.200} is not a path: {error}") from None
@@ -217,6 +221,18 @@ class InputFile(msgspec.Struct, frozen=True):
 Content: TypeAlias = InputExpression | InputFile
 
 
+def declared_file(table: Table, folder: str) -> InputFile:
+    """Parse ``file``, relative to a folder, by default that of the table's source, with ``sha256`` and ``whole``."""
+    sha256 = table.text("sha256", "")
+    if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise table.error("sha256", "expected 64 hexadecimal digits, in lower case")
+    path = table.text("file")
+    if not path.endswith(".npy"):
+        raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
+    base = Path(folder) if folder else Path(table.source).parent
+    return InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
+
+
 def declared_content(
     table: Table, name: str, problem: ProblemSection, operands: Mapping[str, bool], folder: str
 ) -> tuple[str, Content | None]:
@@ -227,14 +243,7 @@ def declared_content(
     if "file" in table.data:
         if "init" in table.data:
             raise table.error("init", "the content is that of the file; remove init")
-        sha256 = table.text("sha256", "")
-        if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise table.error("sha256", "expected 64 hexadecimal digits, in lower case")
-        path = table.text("file")
-        if not path.endswith(".npy"):
-            raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
-        base = Path(folder) if folder else Path(table.source).parent
-        return "file", InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
+        return "file", declared_file(table, folder)
     for key in ("sha256", "whole"):
         if key in table.data:
             raise table.error(key, f"{key} belongs to a file; remove it, or give file")

@@ -170,7 +170,7 @@ def parse_spec(
         min_occupancy=min_occupancy,
         max_spill_bytes=max_spill_bytes,
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
+        reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds, folder),
         work=_work(document.table("work", optional=True), shaped),
         objective=objective,
         metrics=metrics,
