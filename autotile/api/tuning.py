@@ -392,7 +392,7 @@ def tune_family(
     problem = resolve_problem(loaded.spec, family.largest, dtype)
     announce(sizes_notice(loaded.spec, family.largest, given))
     objectives, expression = split_objectives(chosen.objectives, [*loaded.spec.metrics])
-    chosen = replace(chosen, objectives=objectives)
+    chosen = replace(chosen, objectives=objectives, objective=expression)
     others = expression is not None or loaded.spec.objective is not None or objectives != (TIME,)
     if others or chosen.verify_sizes or chosen.only is not None:
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")

@@ -752,6 +752,12 @@ class Session:
                         self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
+        served = self._plan.confirmed
+        if self._finals is None and served is not None and best is not None and best.config != served:
+            self._notices += (
+                f"no finals were held, so {config_text(served)}, which won earlier ones, is still what is served; "
+                "to compare it with the winner of this search, hold finals",
+            )
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)

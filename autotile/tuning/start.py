@@ -306,7 +306,9 @@ class SearchPlan:
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
         ran = [(cost, trial.config) for trial in tried if (cost := scorer.known_cost(trial)) is not None]
         fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
-        self.incumbent = next(iter(confirmed), fastest_ran)
+        self.confirmed = next(iter(confirmed), None)
+        """The winner of earlier finals, which is served until others name another one."""
+        self.incumbent = self.confirmed or fastest_ran
         self._served = find_served(database, study_id, options)
         self._sources = []
         if options.transfer:
