@@ -272,6 +272,7 @@ class Session:
         cores = workers + (backend.farm.slots if backend.farm is not None else 0)
         of, study = (kernel, problem, space, options), self._record.study_id
         self._plan = SearchPlan(*of, backend=backend, database=database, study_id=study, key=self.key, workers=cores)
+        self._notices += tuple(filter(None, (self._plan.notice,)))
         self.space = space = self._plan.space
         self._log = TrialLog(space, map(self._scorer.scored, self._plan.earlier))
         self._rules = StoppingRules(options, self._log, self._elapsed_s, self._stop)

@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.documents import attributes
@@ -301,6 +302,15 @@ class SearchPlan:
                 has_values = objective_values(trial, options.objectives) and scorer.known_cost(trial) is not None
                 if has_values or not trial.outcome.has_time:
                     self.earlier.append(trial)
+        same = attributes(key, "template_hash", "space_hash", "options")
+        others = () if searched else database.studies(key.kernel)
+        trials = sum(one.trials for one in others if structs.replace(one.key, **same) == key != one.key)
+        self.notice = (
+            f"a new study begins, beside {plural(trials, 'trial')} of another version of the kernel: since then its code, "
+            "the name of one of its files, or launch, arguments or reference of the search-space file were changed"
+            if trials
+            else ""
+        )
         confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]

@@ -71,6 +71,14 @@ def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(bench,
     assert bench.tune(recording, sampler="feasible", trials=6).winner.config == {"THREADS": 256, "WORK": work}
 
 
+def test_a_study_beside_one_of_another_version_of_the_kernel_says_so(bench, rewrite):
+    said = "a new study begins, beside 3 trials of another version of the kernel"
+    assert said not in str(bench.tune(bench.record(), trials=3).notices)
+    changed = rewrite({"factor * x[i]": "x[i] * factor"})
+    notices = [changed.tune(changed.record(), trials=trials).notices for trials in (2, 4)]
+    assert [said in str(each) for each in notices] == [True, False]
+
+
 H200 = device_profile("h200")
 
 
