@@ -306,8 +306,8 @@ class SearchPlan:
         others = () if searched else database.studies(key.kernel)
         trials = sum(one.trials for one in others if structs.replace(one.key, **same) == key != one.key)
         self.notice = (
-            f"a new study begins, beside {plural(trials, 'trial')} of another version of the kernel: since then its code, "
-            "the name of one of its files, or launch, arguments or reference of the search-space file were changed"
+            f"a new study begins, beside {plural(trials, 'trial')} of another version of the kernel: since then its "
+            "code, the name of one of its files, or launch, arguments or reference of the search-space file were changed"
             if trials
             else ""
         )
