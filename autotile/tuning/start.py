@@ -307,7 +307,7 @@ class SearchPlan:
         trials = sum(one.trials for one in others if structs.replace(one.key, **same) == key != one.key)
         self.notice = (
             f"a new study begins, beside {plural(trials, 'trial')} of another version of the kernel: since then its "
-            "code, the name of one of its files, or launch, arguments or reference of the search-space file were changed"
+            "code, the name of one of its files, or launch, arguments or reference of the search-space file changed"
             if trials
             else ""
         )
