@@ -488,8 +488,8 @@ def build_document(
 def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
     if isinstance(source, str) and any(mark in source for mark in "\n{;"):
-        if re.search("[\ud800-\udfff]", source):  # as of a file that is read with errors="surrogateescape"
-            raise InputError("the source is not UTF-8 text; read its file with the encoding that it has")
+        if re.search("[\0\ud800-\udfff]", source):  # as of a file that is read with errors="surrogateescape"
+            raise InputError("the source is not UTF-8 text without NUL; read its file with the encoding that it has")
         return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"), None  # as of a file
     try:
         path = Path(source).expanduser()

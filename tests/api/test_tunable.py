@@ -331,6 +331,8 @@ class TestMessages:
     def test_a_source_that_is_no_text(self):
         with pytest.raises(InputError, match="the source is not UTF-8 text"):
             scale(CODE + "// \udcfc")
+        with pytest.raises(InputError, match="without NUL"):
+            scale(CODE + "// \0")
 
 
 class TestEveryFunction:
