@@ -916,7 +916,7 @@ def parse_objective(
 
 def parse_score(text: str, metrics: Iterable[str], kinds: Kinds, location: Location) -> ArrayExpression:
     """Parse an expression over measured values, metrics, and the names in ``kinds``."""
-    return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location)
+    return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location, are_numbers=True)
 
 
 _MAX_ENTRY_CHARACTERS = 1000

@@ -185,6 +185,9 @@ def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scor
     assert list(found.scores.items()) == [("objective", 2000.0), ("rate", 500.0), ("share", 0.5)]
     assert found.cost == 1 / 2000
     assert scorer(spec, "registers + 0 * n").scored(trial(4, 8.0)).cost == 32
+    assert scorer(spec, "max(time_us, 9, min(registers, 40))").scored(trial(4, 8.0)).cost == 32
+    with pytest.raises(SpecError, match=r"max is called as max\(a, b, ...\)"):
+        scorer(spec, "max()")
     # a trial of another objective is scored anew
     first = scorer(spec, "time_us * WORK").scored(trial(4, 8.0))
     assert scorer(spec, None).scored(first).cost == 8.0
