@@ -567,8 +567,16 @@ class TuningSession(Result):
             The configuration is not valid, the time is not a positive number or is not all that the session's objective
             needs, or the session is closed.
         """
+        self.tell_all([(config, time_us)])
+
+    def tell_all(self, results: Iterable[tuple[Mapping[str, Any], _Time | None]]) -> None:
+        """Tell several configurations with their times, as `tell` does; if one is refused, none is told."""
         self._check_open()
-        self._session.tell(complete_config(self._spec, config), None if time_us is None else float(time_us))
+        told = list[tuple[Config, float | None]]()
+        for config, time_us in results:
+            check_value("time_us", time_us, _Time | None)
+            told.append((complete_config(self._spec, config), None if time_us is None else float(time_us)))
+        self._session.tell(told)
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the winner, and close the session.

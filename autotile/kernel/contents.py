@@ -66,8 +66,19 @@ class Generator(NamedTuple):
     arguments: tuple[ArrayExpression, ...]
     extents: tuple[ArrayExpression, ...]
 
+    def bounds(self, names: Environment) -> tuple[float, float]:
+        """Return its two numbers, which are finite; of whole numbers, the second is above the first."""
+        first, second = (float(argument.evaluate(names)) for argument in self.arguments)
+        if not (math.isfinite(first) and math.isfinite(second)):
+            raise ValueError(f"{self.function}({first:g}, {second:g}) is not of finite numbers")
+        if self.function == "integers" and not first < second:
+            raise ValueError(f"integers({first:g}, {second:g}) is empty; the upper bound is not part of it")
+        return first, second
+
     def shape(self, names: Environment, shape: Shape) -> Shape:
         """Return the shape of its array, in the buffer of a shape."""
+        if self.arguments:
+            self.bounds(names)
         if not self.extents:
             if self.function == "permutation" and len(shape) != 1:
                 raise ValueError("permutation() without a length is for buffers of one axis")
@@ -85,12 +96,10 @@ class Generator(NamedTuple):
         if self.function == "permutation":
             (sequence,) = _seed_sequences(key, shape, seed, 1)
             return np.random.Generator(np.random.SFC64(sequence)).permutation(math.prod(shape)).astype(np.float64)
-        first, second = (float(argument.evaluate(names)) for argument in self.arguments)
+        first, second = self.bounds(names)
         scale = second - first if self.function == "uniform" else second
         fill: Fill = partial(_fill_scaled, self.function, first, scale)
         if self.function == "integers":
-            if not first < second:
-                raise ValueError(f"integers({first:g}, {second:g}) is empty; the upper bound is not part of it")
             fill = partial(fill_integers, int(first), int(second) - 1, np.int64)
         return draw_chunks(key, shape, seed, fill, np.float64)
 

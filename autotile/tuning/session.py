@@ -434,17 +434,21 @@ class Session:
         proposed = (search.propose() for _ in range(count))
         return [dict(one[1]) for one in proposed if one is not None]
 
-    def tell(self, config: Config, time_us: float | None) -> None:
-        """Pass a result that was measured elsewhere on to the sampler; it is neither stored nor served.
+    def tell(self, results: Iterable[tuple[Config, float | None]]) -> None:
+        """Pass results that were measured elsewhere on to the sampler; they are neither stored nor served.
 
-        The time is None if the configuration does not work. One that is not in the space, or that has no value of the
-        session's objective, is an `InputError`.
+        A time is None if the configuration does not work. If one is not in the space, or has no value of the session's
+        objective, that is an `InputError`, and none is passed on.
         """
-        if self._search_to_ask().space.row_of(config) is None:
-            raise InputError(f"{config_text(config)} is not in the space; tell times of valid configurations")
-        measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
-        outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
-        self._learn(self._scorer.scored(Trial(dict(config), outcome, measurement=measured)))
+        told, space = list[Trial](), self._search_to_ask().space
+        for config, time_us in results:
+            if space.row_of(config) is None:
+                raise InputError(f"{config_text(config)} is not in the space; tell times of valid configurations")
+            measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
+            outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
+            told.append(self._scorer.scored(Trial(dict(config), outcome, measurement=measured)))
+        for trial in told:
+            self._learn(trial)
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the result, and close the session."""

@@ -511,6 +511,7 @@ class TestProtocol:
             ({"evaluate": [{"THREAD": 1}]}, "ConfigError", "did you mean 'THREADS'"),
             ({"evaluate": [{}] * 1001}, "InputError", "at most 1000"),
             ({"tell": [{"config": {"THREADS": 48}, "time_us": 1}]}, "InputError", "not in the space"),
+            ({"tell": [{"config": {}, "time_us": 1}, {"config": {}, "time_us": -1}]}, "InputError", "positive number"),
         ]
         numbered = {"id": 3, "ask": "two"}
         code, answers = converse(*(line for line, _, _ in cases), numbered, b'{"ask": 1}')  # a last line needs no end
