@@ -262,7 +262,7 @@ class TestChecks:
     def test_what_could_not_be_checked_is_told(self):
         finals = hold(by_tile([A, D]), Racer(TIMES_US, findings=[Finding("initcheck", "unchecked", "no time")]))
         assert configs_of(finals.ranked) == [A, D]
-        assert finals.notices == ("1 of the sanitizer's checks were not made; no time",)
+        assert finals.notices == ("1 of the sanitizer's checks was not made; no time",)
 
     def test_two_names_for_one_configuration_tie(self):
         steps = np.random.default_rng(0).normal(0, 1e-3, (2, 60))
@@ -306,7 +306,7 @@ class TestFaultyFamily:
         assert len(finals.refused) < 6
         assert len(set(map(str, racer.verified))) < 8
         (notice,) = finals.notices
-        assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and are not ranked")
+        assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and not ranked")
 
     def test_all_are_tried_until_one_is_right(self, monkeypatch):
         monkeypatch.setattr(FINALS, "_FAULTS_S", 0.0)
