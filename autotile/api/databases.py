@@ -36,12 +36,12 @@ from autotile.database.database import (
     rows_of_kernel,
 )
 from autotile.database.engine import DamagedDatabaseError, parse_location
-from autotile.database.keys import STUDY_HEADINGS, key_differences, study_columns, version_of, versioned_document
+from autotile.database.keys import STUDY_HEADINGS, key_differences, study_columns, versioned_document
 from autotile.database.paths import looks_like_url
 from autotile.database.winners import Winner
 from autotile.errors import InputError
 from autotile.exchange.shipped import read_winners
-from autotile.kernel.library import KernelName, load_kernel
+from autotile.kernel.library import KernelName
 from autotile.settings import user_path
 
 
@@ -393,12 +393,7 @@ def db_clean(
             rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
             return CleanResult(location_text(database), (), dry_run)
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
-        versions, unknown = None, list[str]()
-        if stale and kernel is None:
-            versions, unknown = current_versions(opened)
-        elif stale and kernel is not None:
-            loaded = load_kernel(kernel)
-            versions = {loaded.name: version_of(loaded)}
+        versions, unknown = current_versions(opened, kernel) if stale else (None, [])
         found = f"no result of {' or '.join(unknown)} is of a kernel that is found by this name"
         cure = "`autotile db clean path/to/mine.toml --stale` looks at the trials of a file"
         notices = (f"{found}; {cure}",) if unknown else ()

@@ -479,12 +479,8 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
             counted = isinstance(getattr(result, "outcomes", None), Mapping)
             stored = plural(sum(result.outcomes.values()), "trial") if counted else "what was measured is"
             kept = f": {stored} saved in {result.database}"
-        again = "the same command goes on from there"
-        if arguments.get("captured") is not None:
-            again = "the same command begins anew, as the inputs of a call belong to one session"
-        elif arguments.get("fresh"):
-            again = "with --fresh, the same command begins anew; without, it goes on from there"
-        notice(f"interrupted{kept}; {again}")
+        again = "begins anew" if arguments.keys() & {"fresh", "captured"} else "goes on from there"
+        notice(f"interrupted{kept}; the same command {again}")
     if code:
         raise typer.Exit(code)
 

@@ -50,7 +50,7 @@ from autotile.database.learned import check_family, copy_learned, plausible, sto
 from autotile.database.runs import TRIAL_IDENTITY, claiming_runs
 from autotile.database.winners import STORED_MISSES, VERSION_TABLE, Row
 from autotile.errors import AutotileError, InputError
-from autotile.kernel.library import kernel_names, load_kernel
+from autotile.kernel.library import KernelName, kernel_names, load_kernel
 
 _PARSERS: Mapping[str, Callable[[Row], object]] = {
     "studies": stored_study,
@@ -444,12 +444,14 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
             raise InputError(f"{error}; the database holds results of {held}") from None
 
 
-def current_versions(database: Database) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return template hash and space hash by name, of the kernels that are found by name; and the other names.
+def current_versions(database: Database, kernel: KernelName | None) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return template hash and space hash by name, of one kernel or of all that are found by name; and other names.
 
-    These are of kernels in the database, without libraries, that are not found, cannot be read, or that another file of
-    the same name may be meant by: nothing in the database is of the version of the file.
+    These are of kernels in the database, without libraries, that are not found, cannot be read, or may be of another
+    file of the same name: nothing in the database is of the version of the file.
     """
+    if kernel is not None:
+        return {(loaded := load_kernel(kernel)).name: version_of(loaded)}, []
     found: dict[str, tuple[str, str]] = {}
     with database.reading() as connection:
         columns = STUDIES.c.kernel, STUDIES.c.template_hash, STUDIES.c.space_hash

@@ -788,17 +788,12 @@ class KernelSpec:
 
         Bundles of earlier versions state none of expected outputs, whose names stood for them in keys.
         """
+        files = {n: structs.replace(f, sha256=hashes.get(n, Path(f.path).name)) for n, f in self.files.items()}
         arguments = tuple(
-            structs.replace(each, content=structs.replace(each.content, sha256=hashes[each.name]))
-            if isinstance(each, BufferArgument) and isinstance(each.content, InputFile) and each.name in hashes
-            else each
-            for each in self.arguments
+            structs.replace(each, content=files[each.name]) if each.name in files else each for each in self.arguments
         )
-        files = {
-            name: structs.replace(file, sha256=hashes.get(f"outputs.{name}", Path(file.path).name))
-            for name, file in self.reference.files.items()
-        }
-        return replace(self, arguments=arguments, reference=self.reference._replace(files=files))
+        expected = {name: files[f"outputs.{name}"] for name in self.reference.files}
+        return replace(self, arguments=arguments, reference=self.reference._replace(files=expected))
 
     @cached_property
     def shaping(self) -> tuple[str, ...]:
