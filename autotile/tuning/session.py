@@ -185,12 +185,6 @@ def open_session(
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     location = settings.database if options.database is None else options.database
-    if options.trace is not None:
-        with fork_guard.use():
-            from autotile.database.engine import parse_location
-
-        for used in (options.replay, parse_location(location)):
-            check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, lane)
         backend = stack.enter_context(closing(chosen))
@@ -218,7 +212,11 @@ def open_session(
         space = feasible_space(kernel.spec, problem, backend.device)
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
+            from autotile.database.engine import parse_location
 
+        if options.trace is not None:
+            for used in (options.replay, parse_location(location)):
+                check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
         database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem, backend.device):
