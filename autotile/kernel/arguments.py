@@ -132,8 +132,6 @@ class ArgumentScope(NamedTuple):
     workspaces: Mapping[str, WorkspaceArgument] = {}
     operands: Mapping[str, bool] = {}
     """Names of the arguments whose value before a launch is known, with whether they are numbers."""
-    folder: str = ""
-    """Folder of the files that arguments name; that of the search-space file if empty."""
 
 
 class ArgumentKind(msgspec.Struct, frozen=True):
@@ -283,7 +281,7 @@ class BufferArgument(ArrayArgument, frozen=True):
         access = table.choice("access", get_args(Access))
         if "restore" in table.data and (access == "in" or not table.boolean("restore", default=True)):
             raise table.error("restore", "every buffer that is written and has a content is restored; remove restore")
-        init, content = declared_content(table, name, scope.problem, scope.operands, scope.folder)
+        init, content = declared_content(table, name, scope.problem, scope.operands)
         dtype = parse_element_type(table.text("buffer"), scope.problem.flag_kinds, table.location("buffer"))
         is_initialized = access != "out" or bool(init)
         constant = table.text("constant", "")

@@ -234,20 +234,20 @@ class InputFile(msgspec.Struct, frozen=True):
 Content: TypeAlias = InputExpression | InputFile
 
 
-def declared_file(table: Table, folder: str) -> InputFile:
-    """Parse ``file``, relative to a folder, by default that of the table's source, with ``sha256`` and ``whole``."""
+def declared_file(table: Table) -> InputFile:
+    """Parse ``file``, with ``sha256`` and ``whole``."""
     sha256 = table.text("sha256", "")
     if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise table.error("sha256", "expected 64 hexadecimal digits, in lower case")
     path = table.text("file")
     if not path.endswith(".npy"):
         raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
-    base = Path(folder) if folder else Path(table.source).parent
+    base = Path(table.folder) if table.folder else Path(table.source).parent
     return InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
 
 
 def declared_content(
-    table: Table, name: str, problem: ProblemSection, operands: Mapping[str, bool], folder: str
+    table: Table, name: str, problem: ProblemSection, operands: Mapping[str, bool]
 ) -> tuple[str, Content | None]:
     """Parse ``init``, or ``file`` with ``sha256`` and ``whole``; return the text, and the content unless it is a name.
 
@@ -256,7 +256,7 @@ def declared_content(
     if "file" in table.data:
         if "init" in table.data:
             raise table.error("init", "the content is that of the file; remove init")
-        return "file", declared_file(table, folder)
+        return "file", declared_file(table)
     for key in ("sha256", "whole"):
         if key in table.data:
             raise table.error(key, f"{key} belongs to a file; remove it, or give file")

@@ -69,7 +69,7 @@ def parse_spec(
     that are functions, by name (see `parse_predicate`), and the functions of ``[computed]``. Raise `SpecError` if the
     file is malformed; the message gives the file, the line, the key and the remedy.
     """
-    document = read_document(text, source)
+    document = read_document(text, source, folder)
     if "operation" in document.data:
         members = listing(document.table("kernels", optional=True).data)
         fault = f"this file is of an operation, not of a kernel; name one of its kernels: {members}"
@@ -127,7 +127,7 @@ def parse_spec(
     whole_kinds = {name: _kind(value) for name, value in whole.items()}
     at_both = {**problem.sizes, **whole}, {**problem.ragged, **whole}
     shaped = ProblemSection(*at_both, problem.flags, dtypes, whole_kinds)
-    scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
+    scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds))
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     scored: dict[str, Kind] = {name: kind for name, kind in own_kinds.items() if kind != "string"}
@@ -170,7 +170,7 @@ def parse_spec(
         min_occupancy=min_occupancy,
         max_spill_bytes=max_spill_bytes,
         arguments=arguments,
-        reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds, folder),
+        reference=parse_reference(document.table("reference"), arguments, shaped, all_kinds),
         work=_work(document.table("work", optional=True), shaped),
         objective=objective,
         metrics=metrics,

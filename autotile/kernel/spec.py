@@ -479,13 +479,8 @@ class Reference(NamedTuple):
         }
 
 
-def parse_reference(
-    table: Table, arguments: tuple[Argument, ...], problem: ProblemSection, kinds: Kinds, folder: str = ""
-) -> Reference:
-    """Parse ``[reference]``, which has one of five forms: ``outputs``, a kernel, a function, files, or agreement.
-
-    Files are relative to ``folder``, by default that of the table's source.
-    """
+def parse_reference(table: Table, arguments: tuple[Argument, ...], problem: ProblemSection, kinds: Kinds) -> Reference:
+    """Parse ``[reference]``, which has one of five forms: ``outputs``, a kernel, a function, files, or agreement."""
     forms = ("outputs", "kernel", "function", "verify")
     table.allow((*forms, "unchecked", "comparison", "reduction", "tolerance", *KERNEL_KEYS))
     given = [form for form in forms if form in table.data]
@@ -528,12 +523,12 @@ def parse_reference(
                     expected = 'expected "agreement" or "nothing"'
                     raise table.error("verify", f"{describe(other)} is not accepted; {expected}")
     checked = [name for name in written if name not in unchecked]
-    outputs, files = _outputs(table.table("outputs"), checked, arguments, problem, folder)
+    outputs, files = _outputs(table.table("outputs"), checked, arguments, problem)
     return common._replace(outputs=outputs, files=files)
 
 
 def _outputs(
-    table: Table, written: list[str], arguments: tuple[Argument, ...], problem: ProblemSection, folder: str
+    table: Table, written: list[str], arguments: tuple[Argument, ...], problem: ProblemSection
 ) -> tuple[dict[str, ArrayExpression], dict[str, InputFile]]:
     """Parse the expression or the file of each output.
 
@@ -554,7 +549,7 @@ def _outputs(
             continue
         entry = table.table(name)
         entry.allow(("file", "sha256"))
-        files[name] = declared_file(entry, folder)
+        files[name] = declared_file(entry)
         for buffer in arguments_of_kind(arguments, BufferArgument):
             drawn = buffer.content.generators if isinstance(buffer.content, InputExpression) else ()
             if buffer.is_initialized and (drawn or (buffer.content is None and buffer.init in ("normal", "uniform"))):
