@@ -257,7 +257,6 @@ class Session:
         """Phase that was reported last."""
         self._waiting = ""
         backend.observe_wait = self._report_wait
-        self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
         from autotile.database.runs import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)
@@ -265,12 +264,12 @@ class Session:
         self._objective = session_objective(kernel.spec, options)
         self._scorer = Scorer(kernel.spec, problem, self._objective)
         workers = worker_count(options.workers)
-        if options.workers is not None and workers < options.workers:
-            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
         cores = workers + (backend.farm.slots if backend.farm is not None else 0)
         of, study = (kernel, problem, space, options), self._record.study_id
         self._plan = SearchPlan(*of, backend=backend, database=database, study_id=study, key=self.key, workers=cores)
-        self._notices += tuple(filter(None, (self._plan.notice,)))
+        self._notices: tuple[str, ...] = tuple(filter(None, (backend.notice, *self._plan.notices, *database.notices)))
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
         self.space = space = self._plan.space
         self._log = TrialLog(space, map(self._scorer.scored, self._plan.earlier))
         self._rules = StoppingRules(options, self._log, self._elapsed_s, self._stop)
@@ -428,15 +427,14 @@ class Session:
 
         A configuration is proposed once. The sampler learns from every trial and every result that is told.
         """
-        search = self._search_to_ask()
-        proposed = (search.propose() for _ in range(count))
-        return [dict(one[1]) for one in proposed if one is not None]
+        propose = self._search_to_ask().propose
+        return [dict(one[1]) for _ in range(count) if (one := propose()) is not None]
 
     def tell(self, results: Iterable[tuple[Config, float | None]]) -> None:
         """Pass results that were measured elsewhere on to the sampler; they are neither stored nor served.
 
-        A time is None if the configuration does not work. If one is not in the space, or has no value of the session's
-        objective, that is an `InputError`, and none is passed on.
+        A time is None if a configuration does not work. None is passed on if one is refused, as it is not in the space
+        or has no value of the session's objective: an `InputError`.
         """
         told, space = list[Trial](), self._search_to_ask().space
         for config, time_us in results:
@@ -755,12 +753,7 @@ class Session:
                         self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
-        served = self._plan.confirmed
-        if self._finals is None and served is not None and best is not None and best.config != served:
-            self._notices += (
-                f"no finals were held, so {config_text(served)}, which won earlier ones, is still what is served; "
-                "to compare it with the winner of this search, hold finals",
-            )
+        self._notices += self._plan.served_still(best) if self._finals is None else ()
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)
@@ -774,8 +767,7 @@ class Session:
 
     def _result(self, interrupted: bool) -> TuneResult:
         log, search = self._log, self._plan.search
-        best = (log.best,) if log.best is not None else ()
-        finals = self._finals or Finals(best, log.find(self._plan.default))
+        finals = self._finals or Finals((log.best,) if log.best is not None else (), log.find(self._plan.default))
         winner = finals.winner
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
         raced = {trial.config_key: trial for trial in (*finals.ranked, *finals.refused)}

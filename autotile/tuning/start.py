@@ -305,12 +305,11 @@ class SearchPlan:
         same = attributes(key, "template_hash", "space_hash", "options")
         others = () if searched else database.studies(key.kernel)
         trials = sum(one.trials for one in others if structs.replace(one.key, **same) == key != one.key)
-        self.notice = (
+        beside = (
             f"a new study begins, beside {plural(trials, 'trial')} of another version of the kernel: since then its "
             "code, the name of one of its files, or launch, arguments or reference of the search-space file changed"
-            if trials
-            else ""
         )
+        self.notices: tuple[str, ...] = tuple(filter(None, (spec.reference.notice, beside if trials else "")))
         confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
@@ -350,6 +349,15 @@ class SearchPlan:
         """Maximum number of trials that the study can hold."""
         self.search: Search | None = None
         """The search, after `make_search`."""
+
+    def served_still(self, best: Trial | None) -> tuple[str, ...]:
+        """Return a notice that what won earlier finals is still served, if that is not the best of a session."""
+        if self.confirmed is None or best is None or best.config == self.confirmed:
+            return ()
+        return (
+            f"no finals were held, so {config_text(self.confirmed)}, which won earlier ones, is still what is served; "
+            "to compare it with the winner of this search, hold finals",
+        )
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""
