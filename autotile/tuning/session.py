@@ -668,9 +668,9 @@ class Session:
     def _log_news(self) -> None:
         """Add to the log what other sessions have found."""
         for trial in self._record.take_news():
-            if trial.outcome.has_time and self._scorer.known_cost(trial) is None:
-                continue  # another objective did not need what this one needs
-            if self.space.row_of(trial.config) is not None and self._log.find(trial.config) is None:
+            if trial.outcome.has_time and not self._plan.has_values(trial):
+                self._record.forget(trial)  # another objective did not need what this one needs
+            elif self.space.row_of(trial.config) is not None and self._log.find(trial.config) is None:
                 self._log.add(scored := self._scorer.scored(trial))
                 self._news.append(scored)
 

@@ -282,7 +282,7 @@ class SearchPlan:
         runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
         verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
         self._objective = objective = session_objective(spec, options)
-        scorer = Scorer(spec, problem, objective)
+        self._scorer = scorer = Scorer(spec, problem, objective)
         now = attributes(options, "compile_deadline_s", "run_deadline_s")
         now["objective"] = objective.expression.text if objective is not None else None
         now["maximize"] = objective is not None and objective.maximize
@@ -299,8 +299,7 @@ class SearchPlan:
                     continue
                 if trial.outcome is Outcome.TIMED_OUT and changed & {"compile_deadline_s", "run_deadline_s"}:
                     continue
-                has_values = objective_values(trial, options.objectives) and scorer.known_cost(trial) is not None
-                if has_values or not trial.outcome.has_time:
+                if self.has_values(trial) or not trial.outcome.has_time:
                     self.earlier.append(trial)
         same = attributes(key, "template_hash", "space_hash", "options")
         others = () if searched else database.studies(key.kernel)
@@ -349,6 +348,10 @@ class SearchPlan:
         """Maximum number of trials that the study can hold."""
         self.search: Search | None = None
         """The search, after `make_search`."""
+
+    def has_values(self, trial: Trial) -> bool:
+        """Return True if a trial, maybe of a session with another objective, has the values that this one's needs."""
+        return bool(objective_values(trial, self._options.objectives)) and self._scorer.known_cost(trial) is not None
 
     def served_still(self, best: Trial | None) -> tuple[str, ...]:
         """Return a notice that what won earlier finals is still served, if that is not the best of a session."""
