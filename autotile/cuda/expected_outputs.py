@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties
-from autotile.core.dtypes import DTYPES, Dtype, Shape
+from autotile.core.dtypes import DTYPES, Dtype, Shape, map_npy
 from autotile.core.model import Config, Problem, config_key
 from autotile.core.text import plural, sizes_text
 from autotile.cuda.compiler import CubinCache, compile_job
@@ -23,9 +23,8 @@ from autotile.cuda.function import Function, Module
 from autotile.cuda.packing import pack_arguments
 from autotile.cuda.support import GuardedBuffer, SupportKernels, workspace_buffer
 from autotile.cuda.toolchain import load_cupy
-from autotile.errors import CompileError, InputError, ToolchainError
+from autotile.errors import CompileError, DataError, InputError, ToolchainError
 from autotile.kernel.arguments import encode_value
-from autotile.kernel.contents import InputFile
 from autotile.kernel.expressions import ArrayExpression, Environment, Matmul, ShapeOnly
 from autotile.kernel.inputs import expected_file
 from autotile.kernel.launch import LaunchData, LaunchPlan, known_names
@@ -223,13 +222,18 @@ class ExpectedOutputs:
             for name, values in self._of_kernel(problem, inputs, scalars, place).items():
                 if name not in reference.unchecked:
                     expected[name] = self._checked(name, values, problem, f"{place}: {name}")
-        for name, file in self._files(problem, seed, check=check).items():
-            file.check_hash(f"outputs.{name}")
-            stored = file.opened()
+        for name, path in self._files(problem, seed, check=check).items():
+            place = f"{spec.source}: [reference] outputs.{name}"
+            try:
+                if declared := self.spec.reference.files.get(name):
+                    declared.check_hash(name)
+                stored = map_npy(path)
+            except DataError as error:
+                raise InputError(f"{place}: cannot read {path}: {error}") from None
             if stored.dtype.kind not in "biufc":
-                raise InputError(f"{file.path}: the reference of {name} is not an array of numbers")
+                raise InputError(f"{place}: {path} does not hold an array of numbers")
             values = load_cupy().asarray(stored.astype(stored.dtype.newbyteorder("="), copy=False))
-            expected[name] = self._checked(name, values, problem, f"{file.path}: the reference of {name} at {at}")
+            expected[name] = self._checked(name, values, problem, f"{path}: the reference of {name} at {at}")
         load_cupy().get_default_memory_pool().free_all_blocks()
         return expected
 
@@ -262,7 +266,7 @@ class ExpectedOutputs:
             with suppress(OSError):  # without room or the folder, a successor compares anew
                 np.save(path, output.values.get(), allow_pickle=False)
 
-    def _files(self, problem: Problem, seed: int, *, check: bool) -> Mapping[str, InputFile]:
+    def _files(self, problem: Problem, seed: int, *, check: bool) -> dict[str, Path]:
         """Return the files of the outputs for these inputs: those that the author gives, or a function's results."""
         reference = self.spec.reference
         if reference.function is not None:
@@ -272,11 +276,10 @@ class ExpectedOutputs:
                     "kernel from Python, with autotile.kernel(..., reference=...)"
                 )
             written = [buffer.name for buffer in self.spec.buffers if buffer.is_written]
-            at = problem.sizes, seed
-            return {name: InputFile(str(expected_file(self.folder, name, *at, check=check))) for name in written}
+            return {name: expected_file(self.folder, name, problem.sizes, seed, check=check) for name in written}
         if seed or any(problem.sizes[name] != size for name, size in self.spec.sizes.items()):
             return {}  # a file holds the outputs for one set of inputs
-        return reference.files
+        return {name: Path(file.path) for name, file in reference.files.items()}
 
     def _of_kernel(
         self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, place: str

@@ -186,7 +186,11 @@ class InputFile(msgspec.Struct, frozen=True):
 
     def mapped(self, name: str, shape: Shape, dtype: Dtype) -> Array:
         """Return the array of the file, mapped to memory; parameters and errors as for `read`, without the hash."""
-        array = self.opened()
+        self._status()
+        try:
+            array = map_npy(Path(self.path))
+        except DataError as error:
+            raise InputError(f"{self.path}: cannot be read as a .npy file: {error}") from None
         if array.dtype.kind == "V" and array.dtype.itemsize == np.dtype(dtype.storage).itemsize:
             array = array.view(dtype.storage)  # a type of ml_dtypes, which numpy.save writes without its name
         if array.dtype != np.dtype(dtype.storage):
@@ -198,14 +202,6 @@ class InputFile(msgspec.Struct, frozen=True):
             expected = f"{shape}" if self.is_whole else f"{shape} or more along each axis"
             raise InputError(f"{self.path}: the array has the shape {found}, expected {expected} for {name}")
         return array
-
-    def opened(self) -> Array:
-        """Return the array of the file, whatever it is, mapped to memory; errors as for `mapped`."""
-        self._status()
-        try:
-            return map_npy(Path(self.path))
-        except DataError as error:
-            raise InputError(f"{self.path}: cannot be read as a .npy file: {error}") from None
 
     def check_hash(self, name: str) -> None:
         """Raise `InputError` if the file has not the declared hash; ``name`` is that of its array in the message."""
