@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
+from autotile.core.documents import encode_json
 from autotile.core.model import OBJECTIVES, TIME, Config, Problem, Value, split_objectives
-from autotile.core.text import serving_line, sizes_text
+from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, ProblemError, nearest
 from autotile.kernel.library import Kernel, KernelName, held_kernel, load_kernel
@@ -383,7 +384,9 @@ def serving_call(kernel: KernelName, problem: Problem, *, dtype: str | None, dat
         from autotile.database.engine import parse_location  # which inspections do without
 
         database = str(parse_location(database))
-    return serving_line(str(kernel), problem.sizes, dtype=dtype, database=database)
+    sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
+    choices = [f"{name}={encode_json(value)}" for name, value in (("dtype", dtype), ("database", database)) if value]
+    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(str(kernel)), *sizes, *choices])})"
 
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")

@@ -296,7 +296,7 @@ class TunableKernel(Result):
 
         given = self._given(sizes, arguments)
         problem = resolve_problem(self._kernel.spec, given, defaults=True)
-        return get_best_kernel(self, problem.sizes, **arguments)
+        return get_best_kernel(self, **{**problem.sizes, **arguments})
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the search-space file, with the template and all arrays beside it, for use from the command line.

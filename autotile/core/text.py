@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotile.core.device import DeviceProperties
-from autotile.core.documents import encode_json
 from autotile.core.model import Measurement, Occupancy, Outcome, config_text
 
 NOTHING = "-"
@@ -109,21 +108,6 @@ def moment_text(moment: datetime | None) -> str:
 
 sizes_text = config_text
 """Format problem sizes as on the command line: ``M=4096 N=4096``."""
-
-
-SERVING_ARGUMENTS = frozenset(
-    ("name", "sizes", "dtype", "device", "database", "bundle", "strict", "library", "numerics", "race", "wait")
-)
-"""Arguments of `autotile.get_best_kernel` besides sizes by name."""
-
-
-def serving_line(kernel: str, sizes: Mapping[str, int], **options: str | None) -> str:
-    """Return the line of Python that serves a problem; options that are None are left out."""
-    given = [f"{name}={value}" for name, value in sizes.items()]
-    if not all(name.isidentifier() and name not in SERVING_ARGUMENTS for name in sizes):
-        given = [encode_json(dict(sizes))]
-    given += [f"{name}={encode_json(value)}" for name, value in options.items() if value]
-    return f"kernel = autotile.get_best_kernel({', '.join([encode_json(kernel), *given])})"
 
 
 def device_text(device: DeviceProperties) -> str:

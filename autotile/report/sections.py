@@ -6,18 +6,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from autotile.core.documents import encode_json
 from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Problem, Trial, config_key, config_text
 from autotile.core.statistics import Interval, is_tie
-from autotile.core.text import (
-    NOTHING,
-    duration_text,
-    interval_text,
-    moment_text,
-    percent_text,
-    plural,
-    serving_line,
-    time_text,
-)
+from autotile.core.text import NOTHING, duration_text, interval_text, moment_text, percent_text, plural, time_text
 from autotile.database.database import open_existing
 from autotile.database.keys import study_columns
 from autotile.errors import InputError
@@ -194,7 +186,11 @@ def _serving_of(study: StudyData, heading: str, path: str) -> Markup | None:
 
 def _serving(problem: Problem, heading: str, path: str) -> Markup:
     """Return the line of Python that serves a problem of a kernel or an operation, which a path may name."""
-    line = tag("code", serving_line(path or problem.kernel, problem.sizes, dtype=problem.dtype))
+    sizes = [f"{name}={value}" for name, value in problem.sizes.items()]
+    if not all(name.isidentifier() for name in problem.sizes):
+        sizes = [encode_json(dict(problem.sizes))]
+    arguments = ", ".join([encode_json(path or problem.kernel), *sizes, f"dtype={encode_json(problem.dtype)}"])
+    line = tag("code", f"kernel = autotile.get_best_kernel({arguments})")
     return joined(tag("h3", heading), tag("pre", line, tabindex=0, class_="code"))
 
 

@@ -199,7 +199,6 @@ class Dispatcher:
         self,
         /,
         name: KernelName,
-        sizes: Mapping[str, int] | None = None,
         *,
         dtype: str | None = None,
         device: int | str | None = None,
@@ -210,7 +209,7 @@ class Dispatcher:
         numerics: Numerics | None = None,
         race: bool = False,
         wait: bool = False,
-        **named: int,
+        **sizes: int,
     ) -> BoundKernel:
         """Return the best known configuration of a kernel for a problem, ready to launch.
 
@@ -224,8 +223,6 @@ class Dispatcher:
         name
             Name of a kernel, path of its search-space file, or a kernel from `autotile.kernel`; or name of an operation
             such as ``"matmul"``, or path of its file.
-        sizes
-            Sizes by their names, where one has the name of another argument, such as ``wait``; None for ``**named``.
         dtype
             dtype of the kernel; None for its first one.
         device
@@ -251,7 +248,7 @@ class Dispatcher:
             do further calls, until the kernel is compiled aside and takes over; it waits in any case where nothing else
             can be launched, where choices are pinned, and with ``numerics="same"``. The setting ``wait`` does so for
             all.
-        **named
+        **sizes
             Sizes of the problem, such as ``M=4096``; for an operation also its conditions, such as ``EMULATE=0``.
 
         Raises
@@ -278,12 +275,7 @@ class Dispatcher:
         if isinstance(kept, str) and is_path(kept):
             kept = str(absolute_path(kept, "a search-space file"))
         dtype = None if dtype is None else dtype_name(dtype)
-        if sizes is not None:
-            from autotile.core.argument_types import check_value
-
-            check_value("sizes", sizes, Mapping[str, int])
-            named = {**sizes, **named}
-        whole = {size: _whole_size(value) for size, value in named.items()}
+        whole = {size: _whole_size(value) for size, value in sizes.items()}
         if not isinstance(device, str | None):
             try:
                 index = operator.index(device)
@@ -299,8 +291,8 @@ class Dispatcher:
         place = self.current_device() if device is None else device
         asked = {"dtype": dtype, "database": location, "bundle": source, "library": library, "numerics": numerics}
         chosen = {**asked, "race": race, "wait": wait}
-        options = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]}
-        key = (place, kept, *options, *options.values(), *whole, *whole.values())
+        named = {option: value for option, value in chosen.items() if value != _DEFAULTS[option]} | whole
+        key = (place, kept, *named, *named.values())
         try:
             served = self.served.recall(key)
         except TypeError:
@@ -313,14 +305,7 @@ class Dispatcher:
             if isinstance(kept, str):  # another process cannot find a kernel that an object of this one holds
                 given = whole if is_operation else kernel.problem.sizes
                 gpu, own = device if isinstance(device, str) else None, location or self._database
-                kernel.request = {
-                    "name": kept,
-                    **asked,
-                    "device": gpu,
-                    "database": own,
-                    "bundle": origin,
-                    "sizes": given,
-                }
+                kernel.request = {"name": kept, **asked, "device": gpu, "database": own, "bundle": origin, **given}
             served = self._keep(key, kernel, lookup)
         self._note(served)
         if strict and served.tier != "exact":

@@ -1,12 +1,10 @@
 """`get_best_kernel`: look-ups, devices by name, bad databases, misses, threads, requests of every form, few modules."""
 
 import copy
-import inspect
 import json
 import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +20,8 @@ from child_python import imported, needed, python
 from made_models import ON_AN_H200, written_misses
 from msgspec import structs
 
-import autotile
 from autotile.core.device import device_profile
 from autotile.core.model import LaunchGeometry, Resources
-from autotile.core.text import SERVING_ARGUMENTS, serving_line
 from autotile.database.care import check_database
 from autotile.database.database import Database
 from autotile.errors import ArgumentError, DatabaseError, InputError, NotTunedError, ToolchainError
@@ -461,19 +457,6 @@ class TestKindsOfValues:
 
 
 class TestMemory:
-    def test_a_size_with_the_name_of_another_argument_is_given_in_a_mapping(self, store):
-        assert {*inspect.signature(get_best_kernel).parameters} - {"named"} == SERVING_ARGUMENTS
-        store.path.write_text(re.sub(r"\bn\b", "wait", store.path.read_text()))
-        space = {"autotile": autotile}
-        exec(serving_line(str(store.path), {"wait": 4096}).replace(")", ', device="h200")'), space)
-        kernel = space["kernel"]
-        assert kernel.problem.sizes == {"wait": 4096} == pickle.loads(pickle.dumps(kernel)).problem.sizes
-        assert kernel is get_best_kernel(store.path, {"wait": 4096}, device="h200")
-        with pytest.raises(InputError, match="needs the size wait"):
-            get_best_kernel(store.path, device="h200", wait=True)
-        with pytest.raises(InputError, match="sizes is 4096, expected a mapping"):
-            get_best_kernel(store.path, sizes=4096, device="h200")
-
     def test_the_cache_is_bounded_and_keeps_what_is_used(self):
         cache: RecentCache[int, list[int]] = RecentCache(100)
         used = cache.keep(-1, [-1])
