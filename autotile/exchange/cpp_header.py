@@ -604,13 +604,6 @@ def write_header(
         "name": spec.name,
         "namespace": namespace_of(spec, dtype),
         "dtype_bytes": str(DTYPES[dtype].size_bytes),
-        "macros": _lines(
-            f"#ifdef {name}\n#error {name} of {spec.name} is a macro here; rename it in its file, or undefine it"
-            "\n#endif"
-            for name in dict.fromkeys(
-                [*spec.sizes, *(p.name for p in spec.parameters), *(a.name for a in spec.arguments)]
-            )
-        ),
         "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
         "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
         "and_flags": " and the flags of a problem" if spec.flags else "",

@@ -23,8 +23,6 @@
 #include <tuple>
 #include <utility>
 
-@@macros@@
-
 namespace autotile::@@namespace@@ {
 
 inline constexpr std::int64_t dtype_bytes = @@dtype_bytes@@;  ///< of an element of the problem's type

@@ -242,16 +242,6 @@ def test_flags_workspaces_and_tensor_maps(tmp_path):
 
 
 @needs_compiler
-def test_a_name_that_is_a_macro_of_the_program_is_told(tmp_path):
-    spec = parse_spec(space_text("everything"), "everything.toml")
-    cubins = [BundledCubin("sm_90a", "bfloat16", {"TRANS_B": 0}, spec.default, RESOURCES, "0.cubin")]
-    (tmp_path / "k.hpp").write_text(write_header(spec, "bfloat16", [], cubins, stem="k"))
-    for name in (next(iter(spec.sizes)), spec.parameters[0].name):
-        with pytest.raises(AssertionError, match=f"#error {name} of every-thing is a macro here; rename it"):
-            compile_program(f'#define {name} (-1)\n#include "k.hpp"\n', tmp_path, "-c")
-
-
-@needs_compiler
 def test_kernels_may_have_names_that_no_namespace_can_have(tmp_path):
     names = ("float", "std", "autotile")
     for name in names:

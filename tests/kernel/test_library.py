@@ -98,7 +98,7 @@ class TestRefusals:
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # a byte order mark is left out
         assert load_kernel(str(scale_toml)).source_hash == before
         file.write_bytes(file.read_bytes() + b"\0")
-        with pytest.raises(InputError, match=r"holds a NUL character in line \d+; remove it"):
+        with pytest.raises(InputError, match=r"holds a NUL character in line \d\d; remove it"):
             load_kernel(str(scale_toml))
         file.write_bytes(b"\xff\xfe\x00")
         with pytest.raises(InputError, match="is not UTF-8 text"):
@@ -217,14 +217,13 @@ class TestFormsOfIncludes:
             *(f'#define HEADER "{name}"\n#include HEADER' for name in ("x.h", "/dev/zero")),
             *(
                 f'#include "{n}"\n#if __has_include(<{n}>)\n#endif'
-                for n in (5000 * "a", "", ".", "..", "self.h", "nul.h")
+                for n in ("a\0b", 5000 * "a", "", ".", "..", "self.h")
             ),
         ],
     )
     @pytest.mark.usefixtures("special_files")
     def test_circles_end_and_no_special_file_or_name_of_none_is_opened(self, scale_toml, folder, text):
         (folder / "self.h").symlink_to("self.h")
-        (folder / "nul.h").write_text('#include "a\0b"\n#if __has_include(<a\0b>)\n#endif')
         for name, other in ("ab", "ba"):
             (folder / f"{name}.cuh").write_text(f'#pragma once\n#include "{other}.cuh"\n')
         scale_toml.with_suffix(".cu").write_text(f"{text}\n")
