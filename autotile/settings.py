@@ -327,6 +327,11 @@ BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT", "4"
 after 2 ** 4 clock cycles instead of 2 ** 26: on 16 cores each spun for 0.12 s, beside the first compilers."""
 
 
+def let_blas_sleep() -> None:
+    """Let the threads of OpenBLAS sleep in this process, unless the user has set their timeout."""
+    os.environ.setdefault(*BLAS_TIMEOUT)
+
+
 def child_environment() -> dict[str, str]:
     """Return the environment of a child process, in which it imports the same autotile, installed or not."""
     # another thread may change it meanwhile
