@@ -41,6 +41,9 @@ def main() -> None:
 
 def _run() -> None:
     try:
+        from autotile.settings import let_blas_sleep
+
+        let_blas_sleep()
         options = {word.partition("=")[0] for word in sys.argv}
         if sys.argv[1:2] == ["tune"] and not options & _WITHOUT_GPU and _GPU_DRIVER.exists():
             # The workers that a session waits for first, whose imports take as long as those of the command line. More

@@ -224,19 +224,18 @@ def dispatch() -> str:
 
 
 def host_cost() -> str:
-    """Return the host time of a product in a program, beside that of PyTorch and CuPy."""
-    parts = []
-    for name in recorded("dispatch"):
-        found = record(name)
-        rows = [
-            (product, peer, f"{calls[peer]:.1f}", own, f"{calls[own]:.1f}", f"{calls[own] / calls[peer]:.2f}")
-            for product, calls in found.get("products_us", {}).items()
-            for peer, own in zip(list(calls)[::2], list(calls)[1::2], strict=True)
-        ]
-        if rows:
-            shown = table(("product M x N x K, kernel", "call", "us", "of autotile", "us", "ratio"), rows)
-            parts.append(f"{shown}\n\nHost time of a call, {found['device']}. {source(name)}")
-    return linked("\n\n".join(parts) or "There is no record yet.", "guide")
+    """Return the host time of a product in a program, beside that of PyTorch and CuPy, by the newest record."""
+    names = [name for name in recorded("dispatch") if record(name).get("products_us")]
+    if not names:
+        return "There is no record yet."
+    found = record(name := max(names, key=lambda name: str(record(name)["date"])))
+    rows = [
+        (product, peer, f"{calls[peer]:.1f}", own, f"{calls[own]:.1f}", f"{calls[own] / calls[peer]:.2f}")
+        for product, calls in found["products_us"].items()
+        for peer, own in zip(list(calls)[::2], list(calls)[1::2], strict=True)
+    ]
+    shown = table(("product M x N x K, kernel", "call", "us", "of autotile", "us", "ratio"), rows)
+    return linked(f"{shown}\n\nHost time of a call, {found['device']}. {source(name)}", "guide")
 
 
 def stutter() -> str:

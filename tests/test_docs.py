@@ -117,6 +117,10 @@ def test_every_command_is_in_the_documentation():
     assert shown - {"db"} <= named
 
 
+def test_the_guide_is_read_in_a_sitting():
+    assert len((ROOT / "docs" / "guide.md").read_text(encoding="utf-8").splitlines()) <= 400
+
+
 def test_every_variable_is_read_by_the_settings():
     settings = (ROOT / "autotile" / "settings.py").read_text(encoding="utf-8")
     known = set(re.findall(r"AUTOTILE_[A-Z0-9_]+", settings))

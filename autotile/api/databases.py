@@ -24,7 +24,6 @@ from autotile.database.care import (
     clean_database,
     current_versions,
     merge_databases,
-    names_without_file,
     ratio_of_sessions,
     stored_gpu_names,
 )
@@ -394,10 +393,10 @@ def db_clean(
             rows_of_kernel(lambda _: (), kernel)  # a misspelt name is an error
             return CleanResult(location_text(database), (), dry_run)
         kept = frozenset(stored_gpu_names(opened, keep_gpus))
-        versions = current_versions(kernel) if stale else None
-        unknown = names_without_file(opened, versions) if versions is not None and kernel is None else []
+        versions, unknown = current_versions(opened, kernel) if stale else (None, [])
+        found = f"no result of {' or '.join(unknown)} is of a kernel that is found by this name"
         cure = "`autotile db clean path/to/mine.toml --stale` looks at the trials of a file"
-        notices = (f"no kernel is found by the name {' or '.join(unknown)}; {cure}",) if unknown else ()
+        notices = (f"{found}; {cure}",) if unknown else ()
         chosen: Any = {"before": moment, "keep_gpus": kept, "versions": versions, "winners": winners}
         name = None
         if kernel is not None:

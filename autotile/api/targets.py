@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from autotile.core.argument_types import check_value
 from autotile.core.device import DeviceProperties, device_profile, is_name_of
 from autotile.core.documents import encode_json
-from autotile.core.model import OBJECTIVES, Config, Problem, Value, split_objectives
+from autotile.core.model import OBJECTIVES, TIME, Config, Problem, Value, split_objectives
 from autotile.core.text import sizes_text
 from autotile.cuda.driver import device_count, live_device
 from autotile.errors import ConfigError, InputError, ProblemError, nearest
@@ -40,6 +40,8 @@ _MAX_INDEX_DIGITS = 9
 _MAX_SIMULATED = 1024
 _MAX_VALUE = 10**7
 """Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
+_TIME_EXPRESSION = "time_us"
+"""Objective of a session that is asked for the time by name, in place of the objective of the search-space file."""
 _PROPOSED = 12
 """Configurations of all kernels of an operation that a model proposes."""
 
@@ -349,7 +351,9 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
     """
     expressions = [*kernel.spec.metrics, *(name for name in MEASURED if name not in OBJECTIVES)]
     objectives, expression = split_objectives(options.objectives, expressions)
-    if options.maximize and expression is None and options.objective is None:
+    if kernel.spec.objective is None and options.objective == _TIME_EXPRESSION:
+        options = replace(options, objective=None)
+    if options.maximize and expression is None and options.objective in (None, _TIME_EXPRESSION):
         raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
     if not all(options.verify_sizes):
         raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
@@ -480,6 +484,8 @@ def session_options(
         if field != name:  # else `TuneOptions` names it as it was written
             check_value(name, value, option_types()[field])
         changes[field] = value
+    if TIME in ",".join(changes.get("objectives", ())).replace(" ", "").split(","):
+        changes["objective"] = _TIME_EXPRESSION
     options, devices = replace(options, **changes), given.get("devices")
     if options.insecure and not options.scheduler:
         raise InputError("--insecure is of the connection to a scheduler; add --scheduler ADDRESS")

@@ -392,7 +392,7 @@ def tune_family(
     problem = resolve_problem(loaded.spec, family.largest, dtype)
     announce(sizes_notice(loaded.spec, family.largest, given))
     objectives, expression = split_objectives(chosen.objectives, [*loaded.spec.metrics])
-    chosen = replace(chosen, objectives=objectives)
+    chosen = replace(chosen, objectives=objectives, objective=expression)
     others = expression is not None or loaded.spec.objective is not None or objectives != (TIME,)
     if others or chosen.verify_sizes or chosen.only is not None:
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
@@ -567,8 +567,16 @@ class TuningSession(Result):
             The configuration is not valid, the time is not a positive number or is not all that the session's objective
             needs, or the session is closed.
         """
+        self.tell_all([(config, time_us)])
+
+    def tell_all(self, results: Iterable[tuple[Mapping[str, Any], _Time | None]]) -> None:
+        """Tell several configurations with their times, as `tell` does; if one is refused, none is told."""
         self._check_open()
-        self._session.tell(complete_config(self._spec, config), None if time_us is None else float(time_us))
+        told = list[tuple[Config, float | None]]()
+        for config, time_us in results:
+            check_value("time_us", time_us, _Time | None)
+            told.append((complete_config(self._spec, config), None if time_us is None else float(time_us)))
+        self._session.tell(told)
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the winner, and close the session.

@@ -479,7 +479,8 @@ def _run(command: Command, described: Sequence[Described], given: dict[str, Any]
             counted = isinstance(getattr(result, "outcomes", None), Mapping)
             stored = plural(sum(result.outcomes.values()), "trial") if counted else "what was measured is"
             kept = f": {stored} saved in {result.database}"
-        notice(f"interrupted{kept}; the same command goes on from there")
+        again = "begins anew" if arguments.keys() & {"fresh", "captured"} else "goes on from there"
+        notice(f"interrupted{kept}; the same command {again}")
     if code:
         raise typer.Exit(code)
 

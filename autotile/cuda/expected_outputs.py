@@ -225,6 +225,8 @@ class ExpectedOutputs:
         for name, path in self._files(problem, seed, check=check).items():
             place = f"{spec.source}: [reference] outputs.{name}"
             try:
+                if declared := self.spec.reference.files.get(name):
+                    declared.check_hash(name)
                 stored = map_npy(path)
             except DataError as error:
                 raise InputError(f"{place}: cannot read {path}: {error}") from None
@@ -277,8 +279,7 @@ class ExpectedOutputs:
             return {name: expected_file(self.folder, name, problem.sizes, seed, check=check) for name in written}
         if seed or any(problem.sizes[name] != size for name, size in self.spec.sizes.items()):
             return {}  # a file holds the outputs for one set of inputs
-        base = Path(self.spec.folder) if self.spec.folder else Path(self.spec.source).parent
-        return {name: base / file for name, file in reference.files.items()}
+        return {name: Path(file.path) for name, file in reference.files.items()}
 
     def _of_kernel(
         self, problem: Problem, inputs: Mapping[str, GuardedBuffer], scalars: Environment, place: str

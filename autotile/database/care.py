@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -443,28 +444,24 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
             raise InputError(f"{error}; the database holds results of {held}") from None
 
 
-def current_versions(kernel: KernelName | None) -> dict[str, tuple[str, str]]:
-    """Return template hash and space hash by kernel name, of one kernel or of all that are found by name.
+def current_versions(database: Database, kernel: KernelName | None) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return template hash and space hash by name, of one kernel or of all that are found by name; and other names.
 
-    Of all, those that cannot be read are left out; if the given one cannot, that is an `InputError`.
+    These are of kernels in the database, without libraries, that are not found, cannot be read, or may be of another
+    file of the same name: nothing in the database is of the version of the file.
     """
-    found = {}
-    for name in [kernel] if kernel is not None else kernel_names():
-        try:
-            loaded = load_kernel(name)
-        except AutotileError:
-            if kernel is not None:
-                raise
-            continue
-        found[loaded.name] = version_of(loaded)
-    return found
-
-
-def names_without_file(database: Database, versions: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return the kernels in a database whose version is not among those of `current_versions`; no libraries."""
+    if kernel is not None:
+        return {(loaded := load_kernel(kernel)).name: version_of(loaded)}, []
+    found: dict[str, tuple[str, str]] = {}
     with database.reading() as connection:
-        names = connection.execute(select(STUDIES.c.kernel).distinct()).scalars()
-        return sorted(name for name in names if name not in versions and ":" not in name)
+        columns = STUDIES.c.kernel, STUDIES.c.template_hash, STUDIES.c.space_hash
+        stored = {tuple(row) for row in connection.execute(select(*columns).distinct())}
+    for name in kernel_names():
+        with suppress(AutotileError):
+            loaded = load_kernel(name)
+            if (loaded.name, *version_of(loaded)) in stored:
+                found[loaded.name] = version_of(loaded)
+    return found, sorted({name for name, *_ in stored if name not in found and ":" not in name})
 
 
 def _kept(connection: Connection, study_id: int) -> set[int]:

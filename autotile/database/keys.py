@@ -201,7 +201,6 @@ def space_hash(spec: KernelSpec) -> str:
 L2_TEXTS: Mapping[L2Mode, str] = MappingProxyType({"cold": "", "hot": " hot L2", "eager": " launched by the host"})
 """How launches were repeated, as it follows the problem."""
 
-
 STUDY_HEADINGS = ("kernel", "problem", "device")
 
 

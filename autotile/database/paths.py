@@ -274,7 +274,7 @@ def check_writable(path: Path) -> None:
             f"cannot create the folder {path.parent}: {error.strerror}; name another database"
         ) from None
     # SQLite writes its log beside the file, so the folder must be writable too; reading a read-only file leaves one.
-    for checked in (path.parent, path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+    for checked in (path.parent, path, *(Path(f"{path}{end}") for end in ("-wal", "-shm"))):
         if checked.exists() and not os.access(checked, os.W_OK):
             raise DatabaseError(f"cannot write {checked}: change its permissions, or name a database in another folder")
 

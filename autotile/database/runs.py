@@ -186,6 +186,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         news, self._undelivered = self._undelivered, []
         return news
 
+    def forget(self, trial: Trial) -> None:
+        """Let the configuration of another session's trial, which is of no use to this one, be claimed."""
+        self._tried.discard(trial.config_key)
+
     def inherit(self) -> list[str]:
         """Take over what sessions that died were trying; return the keys of its configurations."""
         if not self._owner:

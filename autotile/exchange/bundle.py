@@ -16,7 +16,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -186,9 +186,7 @@ class Bundle:
         try:
             document = decode_json(content, BundledDocument)
             spec = parse_spec(text.decode(), f"{self.path}:kernels/{name}.toml")
-            files = [one for one in spec.buffers if one.init == "file" and one.name in document.contents]
-            hashed = {one.name: one.with_file_hash(document.contents[one.name]) for one in files}
-            spec = replace(spec, arguments=tuple(hashed.get(one.name, one) for one in spec.arguments))
+            spec = spec.with_file_hashes(document.contents)
             winners = tuple(entry.winner() for entry in document.winners)
             rules = tuple(entry.stored_rule() for entry in document.rules)
         except (InputError, UnicodeDecodeError) as error:
@@ -258,7 +256,7 @@ def write_bundle(
         members[f"kernels/{name}.toml"] = bundled.kernel.spec.text.encode()
         document: dict[str, Any] = {"source_hash": bundled.kernel.source_hash, "nvrtc_version": bundled.nvrtc_version}
         document |= {"winners": to_document(bundled.winners), "rules": to_document(bundled.rules), "cubins": []}
-        if contents := {one.name: one.file_hash for one in bundled.kernel.spec.buffers if one.file_hash}:
+        if contents := {name: file.content_hash for name, file in bundled.kernel.spec.files.items()}:
             document["contents"] = contents
         for cubin in bundled.cubins:
             entry = to_document(cubin)

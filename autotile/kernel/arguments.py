@@ -132,8 +132,6 @@ class ArgumentScope(NamedTuple):
     workspaces: Mapping[str, WorkspaceArgument] = {}
     operands: Mapping[str, bool] = {}
     """Names of the arguments whose value before a launch is known, with whether they are numbers."""
-    folder: str = ""
-    """Folder of the files that arguments name; that of the search-space file if empty."""
 
 
 class ArgumentKind(msgspec.Struct, frozen=True):
@@ -283,7 +281,7 @@ class BufferArgument(ArrayArgument, frozen=True):
         access = table.choice("access", get_args(Access))
         if "restore" in table.data and (access == "in" or not table.boolean("restore", default=True)):
             raise table.error("restore", "every buffer that is written and has a content is restored; remove restore")
-        init, content = declared_content(table, name, scope.problem, scope.operands, scope.folder)
+        init, content = declared_content(table, name, scope.problem, scope.operands)
         dtype = parse_element_type(table.text("buffer"), scope.problem.flag_kinds, table.location("buffer"))
         is_initialized = access != "out" or bool(init)
         constant = table.text("constant", "")
@@ -305,7 +303,7 @@ class BufferArgument(ArrayArgument, frozen=True):
             "dtype": str(self.dtype),
             "shape": _texts(self.shape),
             "access": self.access,
-            "init": self.file_hash or self.init,
+            "init": self.content.content_hash if isinstance(self.content, InputFile) else self.init,
         }
         if self.constant:
             meaning["constant"] = self.constant
@@ -314,16 +312,6 @@ class BufferArgument(ArrayArgument, frozen=True):
         if self.is_initialized and not self.is_read:
             meaning["initialized"] = True
         return meaning
-
-    @property
-    def file_hash(self) -> str:
-        """SHA-256 of the file that is its content; "" if none is."""
-        return self.content.content_hash if isinstance(self.content, InputFile) else ""
-
-    def with_file_hash(self, sha256: str) -> Self:
-        """Return the buffer with the hash of its file, which then need not be there to tell what it holds."""
-        assert isinstance(self.content, InputFile)
-        return msgspec.structs.replace(self, content=msgspec.structs.replace(self.content, sha256=sha256))
 
     @property
     def is_read(self) -> bool:

@@ -66,8 +66,19 @@ class Generator(NamedTuple):
     arguments: tuple[ArrayExpression, ...]
     extents: tuple[ArrayExpression, ...]
 
+    def bounds(self, names: Environment) -> tuple[float, float]:
+        """Return its two numbers, which are finite; of whole numbers, the second is above the first."""
+        first, second = (float(argument.evaluate(names)) for argument in self.arguments)
+        if not (math.isfinite(first) and math.isfinite(second)):
+            raise ValueError(f"{self.function}({first:g}, {second:g}) is not of finite numbers")
+        if self.function == "integers" and not first < second:
+            raise ValueError(f"integers({first:g}, {second:g}) is empty; the upper bound is not part of it")
+        return first, second
+
     def shape(self, names: Environment, shape: Shape) -> Shape:
         """Return the shape of its array, in the buffer of a shape."""
+        if self.arguments:
+            self.bounds(names)
         if not self.extents:
             if self.function == "permutation" and len(shape) != 1:
                 raise ValueError("permutation() without a length is for buffers of one axis")
@@ -85,12 +96,10 @@ class Generator(NamedTuple):
         if self.function == "permutation":
             (sequence,) = _seed_sequences(key, shape, seed, 1)
             return np.random.Generator(np.random.SFC64(sequence)).permutation(math.prod(shape)).astype(np.float64)
-        first, second = (float(argument.evaluate(names)) for argument in self.arguments)
+        first, second = self.bounds(names)
         scale = second - first if self.function == "uniform" else second
         fill: Fill = partial(_fill_scaled, self.function, first, scale)
         if self.function == "integers":
-            if not first < second:
-                raise ValueError(f"integers({first:g}, {second:g}) is empty; the upper bound is not part of it")
             fill = partial(fill_integers, int(first), int(second) - 1, np.int64)
         return draw_chunks(key, shape, seed, fill, np.float64)
 
@@ -171,8 +180,7 @@ class InputFile(msgspec.Struct, frozen=True):
         Raise `InputError` if the file cannot be read, is no ``.npy`` file, has not the declared hash, or holds another
         type or too few elements.
         """
-        if self.sha256 and self._hash() != self.sha256:
-            raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")
+        self.check_hash(name)
         array = self.mapped(name, shape, dtype)
         return np.ascontiguousarray(array[tuple(slice(extent) for extent in shape)])
 
@@ -195,6 +203,11 @@ class InputFile(msgspec.Struct, frozen=True):
             raise InputError(f"{self.path}: the array has the shape {found}, expected {expected} for {name}")
         return array
 
+    def check_hash(self, name: str) -> None:
+        """Raise `InputError` if the file has not the declared hash; ``name`` is that of its array in the message."""
+        if self.sha256 and self._hash() != self.sha256:
+            raise InputError(f"{self.path}: the SHA-256 is {self._hash()}, but sha256 of {name} is {self.sha256}")
+
     def _hash(self) -> str:
         status = self._status()
         return _sha256(self.path, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -203,7 +216,7 @@ class InputFile(msgspec.Struct, frozen=True):
         try:
             status = Path(self.path).stat()
         except OSError as error:
-            hint = "the path of an input is relative to the search-space file"
+            hint = "the path of an array is relative to the search-space file"
             raise InputError(f"{self.path}: {error.strerror}; {hint}") from None
         except ValueError as error:
             raise InputError(f"{self.path!r:.200} is not a path: {error}") from None
@@ -217,8 +230,20 @@ class InputFile(msgspec.Struct, frozen=True):
 Content: TypeAlias = InputExpression | InputFile
 
 
+def declared_file(table: Table) -> InputFile:
+    """Parse ``file``, with ``sha256`` and ``whole``."""
+    sha256 = table.text("sha256", "")
+    if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise table.error("sha256", "expected 64 hexadecimal digits, in lower case")
+    path = table.text("file")
+    if not path.endswith(".npy"):
+        raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
+    base = Path(table.folder) if table.folder else Path(table.source).parent
+    return InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
+
+
 def declared_content(
-    table: Table, name: str, problem: ProblemSection, operands: Mapping[str, bool], folder: str
+    table: Table, name: str, problem: ProblemSection, operands: Mapping[str, bool]
 ) -> tuple[str, Content | None]:
     """Parse ``init``, or ``file`` with ``sha256`` and ``whole``; return the text, and the content unless it is a name.
 
@@ -227,14 +252,7 @@ def declared_content(
     if "file" in table.data:
         if "init" in table.data:
             raise table.error("init", "the content is that of the file; remove init")
-        sha256 = table.text("sha256", "")
-        if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise table.error("sha256", "expected 64 hexadecimal digits, in lower case")
-        path = table.text("file")
-        if not path.endswith(".npy"):
-            raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
-        base = Path(folder) if folder else Path(table.source).parent
-        return "file", InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
+        return "file", declared_file(table)
     for key in ("sha256", "whole"):
         if key in table.data:
             raise table.error(key, f"{key} belongs to a file; remove it, or give file")

@@ -770,10 +770,12 @@ _EXAMPLES = {"text": "'edge'", "boolean": "True"}
 class ArrayParser(ExpressionText):
     """Converts syntax trees to closures; raises `ExpressionError` for what is not in the language."""
 
-    def __init__(self, text: str, known: tuple[str, ...], kinds: Kinds) -> None:
+    def __init__(self, text: str, known: tuple[str, ...], kinds: Kinds, *, are_numbers: bool = False) -> None:
         super().__init__(text)
         self.known = known
         """Names of arrays and scalars."""
+        self.are_numbers = are_numbers
+        """Whether all of them are scalars, of which ``max`` and ``min`` take several, and no axis."""
         self.kinds = kinds
         """Kind of each name that scalar expressions may use."""
         self.used: set[str] = set()
@@ -962,6 +964,11 @@ class ArrayParser(ExpressionText):
 
     def _call(self, tree: ast.Call) -> Closure:
         name = self.called(tree, ARRAY_FUNCTIONS)
+        if self.are_numbers and name in ("max", "min") and len(tree.args) != 1:
+            if not tree.args or tree.keywords:
+                raise self.error(tree, f"{name} is called as {name}(a, b, ...)")
+            of_two = ARRAY_FUNCTIONS[f"{name}imum"]
+            return reduce(lambda a, b: self._applied(tree, of_two, [a, b]), map(self.closure, tree.args))
         arguments = self._arguments(tree, name, ARRAY_FUNCTIONS[name])
         return self._applied(tree, ARRAY_FUNCTIONS[name], [self._argument(name, *argument) for argument in arguments])
 
@@ -1053,15 +1060,20 @@ class ArrayExpression:
 
 
 def parse_array_expression(
-    text: str, names: Iterable[str], kinds: Kinds | None = None, location: Location = UNKNOWN_LOCATION
+    text: str,
+    names: Iterable[str],
+    kinds: Kinds | None = None,
+    location: Location = UNKNOWN_LOCATION,
+    *,
+    are_numbers: bool = False,
 ) -> ArrayExpression:
     """Parse and check an array expression, which may begin with assignments: ``t = x @ w; maximum(t, 0)``.
 
     ``names`` are the arrays and scalars that it may use, ``kinds`` the names that its scalar expressions may use: the
-    condition of ``x if c else y``, bounds and shapes.
+    condition of ``x if c else y``, bounds and shapes. If they ``are_numbers``, ``max(a, b)`` is the greater one.
     """
     line_of_text = one_line(text)
-    parser = ArrayParser(line_of_text, tuple(names), kinds or {})
+    parser = ArrayParser(line_of_text, tuple(names), kinds or {}, are_numbers=are_numbers)
     with location.reporting(line_of_text):
         closure = parser.program()
     return ArrayExpression(line_of_text, frozenset(parser.used), location, closure)

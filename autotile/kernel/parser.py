@@ -69,7 +69,7 @@ def parse_spec(
     that are functions, by name (see `parse_predicate`), and the functions of ``[computed]``. Raise `SpecError` if the
     file is malformed; the message gives the file, the line, the key and the remedy.
     """
-    document = read_document(text, source)
+    document = read_document(text, source, folder)
     if "operation" in document.data:
         members = listing(document.table("kernels", optional=True).data)
         fault = f"this file is of an operation, not of a kernel; name one of its kernels: {members}"
@@ -127,7 +127,7 @@ def parse_spec(
     whole_kinds = {name: _kind(value) for name, value in whole.items()}
     at_both = {**problem.sizes, **whole}, {**problem.ragged, **whole}
     shaped = ProblemSection(*at_both, problem.flags, dtypes, whole_kinds)
-    scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds), folder=folder)
+    scope = ArgumentScope(shaped, all_kinds, launch_kinds(document, launched_kinds))
     arguments = parse_arguments(document.table("arguments"), scope, taken)
     steps = parse_steps(document, arguments, launched_kinds)
     scored: dict[str, Kind] = {name: kind for name, kind in own_kinds.items() if kind != "string"}

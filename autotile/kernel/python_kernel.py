@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import CellType, CodeType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -488,8 +488,8 @@ def build_document(
 def _source(source: str | os.PathLike[str]) -> tuple[str | None, Path | None]:
     """Return the text or the path of a template; a text has a line break, a brace or a semicolon."""
     if isinstance(source, str) and any(mark in source for mark in "\n{;"):
-        if re.search("[\ud800-\udfff]", source):  # as of a file that is read with errors="surrogateescape"
-            raise InputError("the source is not UTF-8 text; read its file with the encoding that it has")
+        if re.search("[\0\ud800-\udfff]", source):  # as of a file that is read with errors="surrogateescape"
+            raise InputError("the source is not UTF-8 text without NUL; read its file with the encoding that it has")
         return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"), None  # as of a file
     try:
         path = Path(source).expanduser()
@@ -653,10 +653,11 @@ def _reference(
     return {**reference, "outputs": outputs} if outputs else dict(reference)
 
 
-def function_name(function: Callable[..., Any]) -> str:
-    """Return a name that changes with the code of a function, and with numbers and texts that it holds.
+def function_name(function: Callable[..., Any], callers: tuple[Callable[..., Any], ...] = ()) -> str:
+    """Return a name that changes with the code of a function, and with numbers, texts and arrays that it holds.
 
-    It holds defaults and what is around it, so that results belong to the reference that they passed.
+    It holds defaults, what is around it, and the globals that it names, so that results belong to the reference that
+    they passed; also the functions of its own module among these, unless they are ``callers``.
     """
 
     def text(value: Any) -> str:
@@ -670,8 +671,21 @@ def function_name(function: Callable[..., Any]) -> str:
     if not isinstance(code, CodeType):
         return name
     cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType())
-    held = [*(getattr(function, "__defaults__", None) or ()), *cells]
-    parts = [text(code), *(text(value) for value in held if isinstance(value, int | float | str))]
+
+    def named(code: CodeType) -> set[str]:
+        return {*code.co_names}.union(*(named(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+    around = getattr(function, "__globals__", {})
+    globals_named = (around[each] for each in sorted(named(code)) if each in around)
+    held = [*(getattr(function, "__defaults__", None) or ()), *cells, *globals_named]
+    parts, callers = [text(code)], (*callers, function)
+    for value in held:
+        if isinstance(value, int | float | str):
+            parts.append(text(value))
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            parts.append(hashlib.sha256(np.ascontiguousarray(value).data).hexdigest())
+        elif isinstance(value, FunctionType) and value.__module__ == function.__module__ and value not in callers:
+            parts.append(function_name(value, callers))
     return f"{name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
 

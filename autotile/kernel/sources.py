@@ -366,12 +366,17 @@ _MAX_QUOTED = 120
 def read_text(path: Path, what: str) -> str:
     """Return the text of a file, whose lines end with a line feed; ``what`` names it in errors.
 
-    Raise `InputError` if it cannot be read, is too large, or is not UTF-8.
+    Raise `InputError` if it cannot be read, is too large, is not UTF-8, or holds a NUL character.
     """
     try:
-        return read_bytes(path, what).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = read_bytes(path, what).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise InputError(f"the {what} {path} is not UTF-8 text") from None
+    before, nul, _ = text.partition("\0")
+    if nul:  # where the compiler would take the text to end
+        line = before.count("\n") + 1
+        raise InputError(f"the {what} {path} holds a NUL character in line {line}; remove it, or save it as UTF-8")
+    return text
 
 
 def read_bytes(path: Path, what: str) -> bytes:

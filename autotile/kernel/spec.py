@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -31,7 +32,7 @@ from autotile.kernel.arguments import (
     WorkspaceArgument,
     arguments_of_kind,
 )
-from autotile.kernel.contents import InputExpression
+from autotile.kernel.contents import InputExpression, InputFile, declared_file
 from autotile.kernel.expressions import (
     ArrayExpression,
     Expression,
@@ -428,8 +429,8 @@ class Reference(NamedTuple):
     tolerances: Mapping[str, Tolerance] = {}
     """Tolerances of single outputs, which take precedence."""
     kernel: ReferenceKernel | None = None
-    files: Mapping[str, str] = {}
-    """File of the values of each output that is not an expression: a ``.npy`` file, at the default sizes."""
+    files: Mapping[str, InputFile] = {}
+    """File of the values of each output that is not an expression, at the default sizes."""
     function: str | None = None
     """Name of the Python function that computes the outputs; the function itself is attached to the kernel."""
     is_agreement: bool = False
@@ -464,7 +465,7 @@ class Reference(NamedTuple):
         further: dict[str, Any] = {
             "tolerances": {name: t.meaning() for name, t in sorted(self.tolerances.items())} or None,
             "reference_kernel": self.kernel and self.kernel.meaning(),
-            "reference_files": dict(self.files) or None,
+            "reference_files": {name: file.content_hash for name, file in self.files.items()} or None,
             "reference_function": self.function,
             "comparison": self.comparison,
             "verify": "agreement" if self.is_agreement else None,
@@ -528,7 +529,7 @@ def parse_reference(table: Table, arguments: tuple[Argument, ...], problem: Prob
 
 def _outputs(
     table: Table, written: list[str], arguments: tuple[Argument, ...], problem: ProblemSection
-) -> tuple[dict[str, ArrayExpression], dict[str, str]]:
+) -> tuple[dict[str, ArrayExpression], dict[str, InputFile]]:
     """Parse the expression or the file of each output.
 
     The shape of each expression is checked in the cases of the problem, and with each flag inverted.
@@ -539,7 +540,7 @@ def _outputs(
             raise table.error("", f'the buffer {name!r} is written but has no reference; add {name} = "..."')
     known = sorted({*problem.sizes, *(argument.name for argument in arguments if argument.is_operand)})
     outputs: dict[str, ArrayExpression] = {}
-    files: dict[str, str] = {}
+    files: dict[str, InputFile] = {}
     for name in written:
         if not isinstance(table.data[name], dict):
             is_list = isinstance(table.data[name], list)
@@ -547,10 +548,8 @@ def _outputs(
             outputs[name] = parse_array_expression(text, known, problem.kinds, table.location(name))
             continue
         entry = table.table(name)
-        entry.allow(("file",))
-        files[name] = entry.text("file")
-        if not files[name].endswith(".npy"):
-            raise entry.error("file", f"{describe(files[name])} is not accepted; expected a .npy file")
+        entry.allow(("file", "sha256"))
+        files[name] = declared_file(entry)
         for buffer in arguments_of_kind(arguments, BufferArgument):
             drawn = buffer.content.generators if isinstance(buffer.content, InputExpression) else ()
             if buffer.is_initialized and (drawn or (buffer.content is None and buffer.init in ("normal", "uniform"))):
@@ -773,6 +772,24 @@ class KernelSpec:
     def _repr_html_(self) -> str:
         return html_of(self.headline, [[*self.facts]])
 
+    @property
+    def files(self) -> dict[str, InputFile]:
+        """The files of inputs by their names, and those of expected outputs as ``outputs.NAME``."""
+        inputs = {each.name: each.content for each in self.buffers if isinstance(each.content, InputFile)}
+        return inputs | {f"outputs.{name}": file for name, file in self.reference.files.items()}
+
+    def with_file_hashes(self, hashes: Mapping[str, str]) -> KernelSpec:
+        """Return the kernel with hashes of `files`, which then need not be there to tell what they hold.
+
+        Bundles of earlier versions state none of expected outputs, whose names stood for them in keys.
+        """
+        files = {n: structs.replace(f, sha256=hashes.get(n, Path(f.path).name)) for n, f in self.files.items()}
+        arguments = tuple(
+            structs.replace(each, content=files[each.name]) if each.name in files else each for each in self.arguments
+        )
+        expected = {name: files[f"outputs.{name}"] for name in self.reference.files}
+        return replace(self, arguments=arguments, reference=self.reference._replace(files=expected))
+
     @cached_property
     def shaping(self) -> tuple[str, ...]:
         """The parameters that the buffers, their contents or the reference depend on."""
@@ -889,7 +906,7 @@ def parse_objective(
 
 def parse_score(text: str, metrics: Iterable[str], kinds: Kinds, location: Location) -> ArrayExpression:
     """Parse an expression over measured values, metrics, and the names in ``kinds``."""
-    return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location)
+    return parse_array_expression(text, (*MEASURED, *metrics, *kinds), kinds, location, are_numbers=True)
 
 
 _MAX_ENTRY_CHARACTERS = 1000

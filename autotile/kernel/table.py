@@ -45,6 +45,8 @@ class Table(msgspec.Struct, frozen=True):
     lines: Mapping[str, int]
     key: str
     data: Mapping[str, Any]
+    folder: str = ""
+    """Folder of the files that arguments and references name; that of ``source`` if empty."""
 
     def error(self, name: str, problem: str) -> SpecError:
         """Return an error for a key of this table, or for the table itself if ``name`` is empty."""
@@ -84,7 +86,7 @@ class Table(msgspec.Struct, frozen=True):
         if not isinstance(data, dict):
             raise self.error(name, f"expected a table, got {describe(data)}")
         self.check_length(name, data)
-        return Table(self.source, self.lines, self.path(name), data)
+        return Table(self.source, self.lines, self.path(name), data, self.folder)
 
     def text(self, name: str, default: str | None = None, *, multiline: bool = False) -> str:
         """Return a string of one line; several lines are joined to one if ``multiline``, as in an expression."""
@@ -221,8 +223,8 @@ _OF_ARGUMENT = "; give a real constant without quotes, as in value = 0.5, or com
 _TO_WHOLE = "; divide with // (rounds down) or ceil_div (rounds up), or round with floor(), ceil() or round()"
 
 
-def read_document(text: str, source: str) -> Table:
-    """Parse TOML."""
+def read_document(text: str, source: str, folder: str = "") -> Table:
+    """Parse TOML; the folder is that of `Table`."""
     size_bytes = len(text.encode(errors="replace"))
     if size_bytes > MAX_BYTES:
         raise SpecError(f"the file has {size_bytes} bytes, at most {MAX_BYTES} are accepted; shorten it", source=source)
@@ -232,7 +234,7 @@ def read_document(text: str, source: str) -> Table:
         position = re.search(_POSITION, str(error))
         line = int(position[1]) if position else None
         raise SpecError(f"not TOML: {re.sub(_POSITION, '', str(error))}", source=source, line=line) from None
-    document = Table(source, {} if is_python_source(source) else _key_lines(text), "", data)
+    document = Table(source, {} if is_python_source(source) else _key_lines(text), "", data, folder)
     # every key has to fit in a message; everything else is checked where it is read
     tables: list[tuple[_Path, Any]] = [(None, data)]
     for path, table in tables:

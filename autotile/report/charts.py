@@ -138,7 +138,7 @@ def finals_chart(study: StudyData) -> Chart:
     )
     ties = sum(one.is_tie for one in ranked)
     summary = (
-        f"{plural(len(ranked), 'finalist')} were timed in turn; "
+        f"{plural(len(ranked), 'finalist was', 'finalists were')} timed in turn; "
         f"{plural(ties, 'configuration ties', 'configurations tie')} with the winner."
     )
     relative = "the winner is better, times" if study.has_own_objective else "time / winner's"

@@ -391,10 +391,6 @@ _TOKEN_BYTES = 24
 _SHUTDOWN_S = 2
 _TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})
 """Browsers in the terminal that the module `webbrowser` chooses where there is no graphical one."""
-_MAX_CONNECTIONS = 64
-_MAX_WAIT_S = 10.0
-"""Time from the beginning of a connection, or from the last answer, in which the head of a request has to be complete;
-and the longest time in which a stranger takes its answer."""
 
 _HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -487,74 +483,9 @@ def live_application(followers: Sequence[DatabaseFollower], token: str) -> ASGIA
         if not secrets.compare_digest(given.encode(errors="replace"), token.encode()):
             await refusal(scope, receive, send_with_headers)
             return
-        if (connection := scope.get("autotile.connection")) is not None:
-            connection.is_known = True
         await application({**scope, "path": f"/{path}", "raw_path": None}, receive, send_with_headers)
 
     return guarded
-
-
-def _connection_class() -> Any:
-    """Return the class of the server's connections: those that send nothing, or too slowly, keep nobody out."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class LiveConnection(H11Protocol):
-        """A connection that is closed if no request comes in time, or to make room for a new one.
-
-        Who knows the token is never displaced by who does not: `is_known` says whether a request had it. Applications
-        find the connection in the scope of a request, under ``"autotile.connection"``.
-        """
-
-        is_known = False
-        begun_s = 0.0
-        timer: Any = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.begun_s, application = self.loop.time(), self.app
-
-            async def introduced(scope: Any, receive: Any, send: Any) -> None:
-                await application({**scope, "autotile.connection": self}, receive, send)
-
-            self.app = introduced
-            self.await_request()
-            others: list[Any] = [one for one in self.connections if one is not self and not one.transport.is_closing()]
-            if len(others) >= _MAX_CONNECTIONS:
-                min(others, key=lambda one: (one.is_known, not one.is_waiting, one.begun_s)).leave()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self.await_request()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            if self.timer is not None:
-                self.timer.cancel()
-
-        @property
-        def is_waiting(self) -> bool:
-            """Whether no request is answered."""
-            return self.cycle is None or self.cycle.response_complete
-
-        def leave(self) -> None:
-            """Close the connection, and drop what the other side does not take."""
-            if self.transport.get_write_buffer_size():
-                self.transport.abort()
-            else:
-                self.transport.close()
-
-        def await_request(self) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-            self.timer = self.loop.call_later(_MAX_WAIT_S, self.give_up)
-
-        def give_up(self) -> None:
-            if self.is_known and (not self.is_waiting or self.transport.get_write_buffer_size()):
-                self.await_request()  # an answer is on its way, however slow the other side is
-            else:
-                self.leave()
-
-    return LiveConnection
 
 
 class LiveServer:
@@ -596,7 +527,6 @@ class LiveServer:
 
         settings = uvicorn.Config(
             self._application,
-            http=_connection_class(),
             access_log=False,
             log_level="error",
             server_header=False,

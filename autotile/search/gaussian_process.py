@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from autotile.core.model import Trial, Value
 from autotile.kernel.spec import Parameter
-from autotile.settings import variable_set
+from autotile.settings import BLAS_TIMEOUT, variable_set
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -50,9 +50,7 @@ def one_blas_thread() -> Iterator[None]:
 @cache
 def load_scipy() -> tuple[ModuleType, ModuleType]:
     """Import SciPy's LAPACK and special functions, which take as long as a compilation; the first fit needs them."""
-    # OpenBLAS makes a thread a core when SciPy is imported. On 16 cores each of them then spun for 0.12 s, beside the
-    # first compilers, before it went to sleep; now after 2 ** 4 clock cycles instead of 2 ** 26.
-    with variable_set("OPENBLAS_THREAD_TIMEOUT", "4"):
+    with variable_set(*BLAS_TIMEOUT):
         import scipy.special
         from scipy.linalg import lapack
     with _blas_lock:

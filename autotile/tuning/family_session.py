@@ -96,7 +96,7 @@ class FamilyResult(ScheduleResult, Reported):
     def _parts(self) -> Iterator[Part]:
         rule = self.rule
         if rule is None:
-            yield [("interrupted", "before there was a rule; the same command goes on from there")]
+            yield [("interrupted", "before there was a rule")]
             return
         losses = (f"{RIGHT}{name}" for name in ("loss", "loss when left out", "loss without the rule"))
         rows = [

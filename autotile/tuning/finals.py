@@ -259,7 +259,8 @@ class FinalistChecks:
                 self.refuse(one, Reading(outcome, f"{faults[0].tool}: {faults[0].reason}", "sanitize"))
         unchecked = [finding for findings in found for finding in findings if finding.result == "unchecked"]
         if unchecked:
-            self.notices.append(f"{len(unchecked)} of the sanitizer's checks were not made; {unchecked[0].reason}")
+            checks = plural(len(unchecked), "of the sanitizer's checks was", "of the sanitizer's checks were")
+            self.notices.append(f"{checks} not made; {unchecked[0].reason}")
 
     def refuse(self, finalist: Contestant, fault: Reading) -> None:
         """Record a fault that another check found, unless there is one already."""
@@ -337,15 +338,15 @@ class FinalistChecks:
         """Return the ties that passed as many repeats as the winner, or all; note how many did not or were left out."""
         if self._given_up:
             self.notices.append(
-                f"{plural(len(self._given_up), 'finalist')} were not verified, and are not ranked: faulty ones took "
-                f"more than {_FAULTS_S:g} s"
+                f"{plural(len(self._given_up), 'finalist was', 'finalists were')} not verified, and not ranked: faulty "
+                f"ones took more than {_FAULTS_S:g} s"
             )
         needed = min(self._repeats, _repeats(self.readings[winner]))
         ties = [one for one in tied if _repeats(self.readings[one]) >= needed]
         if len(ties) < len(tied):
             self.notices.append(
                 f"{plural(len(tied) - len(ties), 'configuration')} as fast as the winner could not be verified as "
-                f"often within {self._limit_s:g} s, and are not listed as ties"
+                f"often within {self._limit_s:g} s, and not listed as ties"
             )
         return ties
 

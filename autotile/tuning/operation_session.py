@@ -179,7 +179,7 @@ class OperationResult(ScheduleResult, Reported):
         yield ResultTable(headings, rows, ("remark", "of the time", "95 % interval, us"))
         best, facts = self.best, list[tuple[str, str]]()
         if self.interrupted:
-            facts.append(("interrupted", "the last race was not held; the same command goes on from there"))
+            facts.append(("interrupted", "the last race was not held"))
         if best is not None:
             config = f" {config_text(best.trial.config)}" if best.trial is not None and not best.is_library else ""
             work = Workrate(self.flops, self.bytes, self.problem.dtype, self.unit, self.passes)

@@ -325,8 +325,7 @@ class TuneResult(ScheduleResult, Reported, StudyPlots):
         if self.interrupted:
             tried = plural(sum(self.outcomes.values()), "configuration")
             compared = "" if self.speedup is not None else ", before the best were timed side by side"
-            again = "the same command goes on from there"
-            facts.append(("interrupted", f"the search was cut short after {tried}{compared}; {again}"))
+            facts.append(("interrupted", f"the search was cut short after {tried}{compared}"))
         facts += [
             (label, config_text(winner.config) if winner is not None else "none: no configuration ran"),
             ("occupancy", occupancy_text(self.device, winner.occupancy) if winner and winner.occupancy else ""),

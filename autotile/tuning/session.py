@@ -185,12 +185,6 @@ def open_session(
     check_sampler(options.sampler, options.objectives)
     check_until(options)
     location = settings.database if options.database is None else options.database
-    if options.trace is not None:
-        with fork_guard.use():
-            from autotile.database.engine import parse_location
-
-        for used in (options.replay, parse_location(location)):
-            check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
     with ExitStack() as stack:
         chosen = choose_backend(kernel, problem, settings, options, lane)
         backend = stack.enter_context(closing(chosen))
@@ -218,7 +212,11 @@ def open_session(
         space = feasible_space(kernel.spec, problem, backend.device)
         with fork_guard.use():  # a child that is forked while a module is imported waits for it for ever
             from autotile.database.database import Database
+            from autotile.database.engine import parse_location
 
+        if options.trace is not None:
+            for used in (options.replay, parse_location(location)):
+                check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
         database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem, backend.device):
@@ -259,7 +257,6 @@ class Session:
         """Phase that was reported last."""
         self._waiting = ""
         backend.observe_wait = self._report_wait
-        self._notices = tuple(filter(None, (backend.notice, kernel.spec.reference.notice, *database.notices)))
         from autotile.database.runs import RunRecord
 
         self._record = RunRecord(database, self.key, backend.device)
@@ -267,11 +264,12 @@ class Session:
         self._objective = session_objective(kernel.spec, options)
         self._scorer = Scorer(kernel.spec, problem, self._objective)
         workers = worker_count(options.workers)
-        if options.workers is not None and workers < options.workers:
-            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
         cores = workers + (backend.farm.slots if backend.farm is not None else 0)
         of, study = (kernel, problem, space, options), self._record.study_id
         self._plan = SearchPlan(*of, backend=backend, database=database, study_id=study, key=self.key, workers=cores)
+        self._notices: tuple[str, ...] = tuple(filter(None, (backend.notice, *self._plan.notices, *database.notices)))
+        if options.workers is not None and workers < options.workers:
+            self._notices += (f"{workers} compile processes instead of {options.workers}: at most two a core",)
         self.space = space = self._plan.space
         self._log = TrialLog(space, map(self._scorer.scored, self._plan.earlier))
         self._rules = StoppingRules(options, self._log, self._elapsed_s, self._stop)
@@ -429,21 +427,24 @@ class Session:
 
         A configuration is proposed once. The sampler learns from every trial and every result that is told.
         """
-        search = self._search_to_ask()
-        proposed = (search.propose() for _ in range(count))
-        return [dict(one[1]) for one in proposed if one is not None]
+        propose = self._search_to_ask().propose
+        return [dict(one[1]) for _ in range(count) if (one := propose()) is not None]
 
-    def tell(self, config: Config, time_us: float | None) -> None:
-        """Pass a result that was measured elsewhere on to the sampler; it is neither stored nor served.
+    def tell(self, results: Iterable[tuple[Config, float | None]]) -> None:
+        """Pass results that were measured elsewhere on to the sampler; they are neither stored nor served.
 
-        The time is None if the configuration does not work. One that is not in the space, or that has no value of the
-        session's objective, is an `InputError`.
+        A time is None if a configuration does not work. None is passed on if one is refused, as it is not in the space
+        or has no value of the session's objective: an `InputError`.
         """
-        if self._search_to_ask().space.row_of(config) is None:
-            raise InputError(f"{config_text(config)} is not in the space; tell times of valid configurations")
-        measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
-        outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
-        self._learn(self._scorer.scored(Trial(dict(config), outcome, measurement=measured)))
+        told, space = list[Trial](), self._search_to_ask().space
+        for config, time_us in results:
+            if space.row_of(config) is None:
+                raise InputError(f"{config_text(config)} is not in the space; tell times of valid configurations")
+            measured = Measurement(time_us, time_us, time_us) if time_us is not None else None
+            outcome = Outcome.OK if time_us is not None else Outcome.CRASHED
+            told.append(self._scorer.scored(Trial(dict(config), outcome, measurement=measured)))
+        for trial in told:
+            self._learn(trial)
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the result, and close the session."""
@@ -667,9 +668,9 @@ class Session:
     def _log_news(self) -> None:
         """Add to the log what other sessions have found."""
         for trial in self._record.take_news():
-            if trial.outcome.has_time and self._scorer.known_cost(trial) is None:
-                continue  # another objective did not need what this one needs
-            if self.space.row_of(trial.config) is not None and self._log.find(trial.config) is None:
+            if trial.outcome.has_time and not self._plan.has_values(trial):
+                self._record.forget(trial)  # another objective did not need what this one needs
+            elif self.space.row_of(trial.config) is not None and self._log.find(trial.config) is None:
                 self._log.add(scored := self._scorer.scored(trial))
                 self._news.append(scored)
 
@@ -752,6 +753,7 @@ class Session:
                         self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
+        self._notices += self._plan.served_still(best) if self._finals is None else ()
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)
@@ -765,8 +767,7 @@ class Session:
 
     def _result(self, interrupted: bool) -> TuneResult:
         log, search = self._log, self._plan.search
-        best = (log.best,) if log.best is not None else ()
-        finals = self._finals or Finals(best, log.find(self._plan.default))
+        finals = self._finals or Finals((log.best,) if log.best is not None else (), log.find(self._plan.default))
         winner = finals.winner
         workrate = Workrate.of(self._kernel.spec, self._problem, winner.config if winner is not None else None)
         raced = {trial.config_key: trial for trial in (*finals.ranked, *finals.refused)}

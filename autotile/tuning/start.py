@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from autotile.core.documents import attributes
@@ -281,7 +282,7 @@ class SearchPlan:
         runs, searched = database.runs(study_id), database.stored_trials(study_id, phase="search")
         verified = {run.run_id: run for run in runs if run.sampler != UNVERIFIED_SAMPLER}
         self._objective = objective = session_objective(spec, options)
-        scorer = Scorer(spec, problem, objective)
+        self._scorer = scorer = Scorer(spec, problem, objective)
         now = attributes(options, "compile_deadline_s", "run_deadline_s")
         now["objective"] = objective.expression.text if objective is not None else None
         now["maximize"] = objective is not None and objective.maximize
@@ -298,15 +299,24 @@ class SearchPlan:
                     continue
                 if trial.outcome is Outcome.TIMED_OUT and changed & {"compile_deadline_s", "run_deadline_s"}:
                     continue
-                has_values = objective_values(trial, options.objectives) and scorer.known_cost(trial) is not None
-                if has_values or not trial.outcome.has_time:
+                if self.has_values(trial) or not trial.outcome.has_time:
                     self.earlier.append(trial)
+        same = attributes(key, "template_hash", "space_hash", "options")
+        others = () if searched else database.studies(key.kernel)
+        trials = sum(one.trials for one in others if structs.replace(one.key, **same) == key != one.key)
+        beside = (
+            f"a new study begins, beside {plural(trials, 'trial')} of another version of the kernel: since then its "
+            "code, the name of one of its files, or launch, arguments or reference of the search-space file changed"
+        )
+        self.notices: tuple[str, ...] = tuple(filter(None, (spec.reference.notice, beside if trials else "")))
         confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
         ran = [(cost, trial.config) for trial in tried if (cost := scorer.known_cost(trial)) is not None]
         fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
-        self.incumbent = next(iter(confirmed), fastest_ran)
+        self.confirmed = next(iter(confirmed), None)
+        """The winner of earlier finals, which is served until others name another one."""
+        self.incumbent = self.confirmed or fastest_ran
         self._served = find_served(database, study_id, options)
         self._sources = []
         if options.transfer:
@@ -338,6 +348,19 @@ class SearchPlan:
         """Maximum number of trials that the study can hold."""
         self.search: Search | None = None
         """The search, after `make_search`."""
+
+    def has_values(self, trial: Trial) -> bool:
+        """Return True if a trial, maybe of a session with another objective, has the values that this one's needs."""
+        return bool(objective_values(trial, self._options.objectives)) and self._scorer.known_cost(trial) is not None
+
+    def served_still(self, best: Trial | None) -> tuple[str, ...]:
+        """Return a notice that what won earlier finals is still served, if that is not the best of a session."""
+        if self.confirmed is None or best is None or best.config == self.confirmed:
+            return ()
+        return (
+            f"no finals were held, so {config_text(self.confirmed)}, which won earlier ones, is still what is served; "
+            "to compare it with the winner of this search, hold finals",
+        )
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""

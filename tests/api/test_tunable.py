@@ -205,6 +205,12 @@ class TestReferences:
     def test_the_name_of_a_function_holds_its_constants_and_is_the_same_in_every_process(self):
         names = [function_name(each) for each in [lambda x, a=a: a * x for a in (2, 3)] + [times(2), times(3)]]
         assert len({*names}) == 4
+        of_globals = set()
+        for a, x in [(2.0, 1.0), (3.0, 1.0), (3.0, 2.0)]:
+            space = {"a": a, "b": np.full(3, x), "__name__": "of_user"}
+            exec("def helped(x): return x + b\ndef solve(x): return (lambda y: a * helped(y))(x)", space)
+            of_globals.add(function_name(space["solve"]))
+        assert len(of_globals) == 3
         code = "from autotile.kernel.python_kernel import *; print(function_name(lambda x: x in {'row', 'column'}))"
         assert len({python("-c", code, env={"PYTHONHASHSEED": seed}, check=True).stdout for seed in "0123456789"}) == 1
 
@@ -217,7 +223,7 @@ class TestReferences:
             scale(reference=answer)
         spec = scale(reference={"y": answer}, arguments=ones).definition.spec
         (file,) = spec.reference.files.values()
-        assert (np.load(Path(spec.folder) / file) == answer).all()
+        assert (np.load(file.path) == answer).all()
 
     @pytest.mark.parametrize("more", ['#include "references.cuh"\n', "#define MADE(name) void name##_of_all() {}\n"])
     def test_a_function_that_the_code_does_not_name_may_be_in_a_header_or_made_by_a_macro(self, more):
@@ -325,6 +331,8 @@ class TestMessages:
     def test_a_source_that_is_no_text(self):
         with pytest.raises(InputError, match="the source is not UTF-8 text"):
             scale(CODE + "// \udcfc")
+        with pytest.raises(InputError, match="without NUL"):
+            scale(CODE + "// \0")
 
 
 class TestEveryFunction:

@@ -300,7 +300,8 @@ class TestAskAndTell:
             with pytest.raises(InputError, match="expected a positive number"):
                 opened.tell(DEFAULT, time_us)
         with pytest.raises(InputError, match="THREADS=48 WORK=1 is not in the space"):
-            opened.tell({"THREADS": 48}, 1.0)
+            opened.tell_all([({"THREADS": 64}, 1.0), ({"THREADS": 48}, 1.0)])
+        assert {"THREADS": 64, "WORK": 1} in opened.ask(12)  # which was not told
         with pytest.raises(ConfigError, match="WORK = '4' is not among its values"):
             opened.evaluate({"WORK": "4"})
         for count, said in ((0, "n is 0"), (1001, "at most 1000")):

@@ -225,10 +225,18 @@ class TestClean:
         assert [(study["device"], study["whole"]) for study in answer["studies"]] == [("NVIDIA A100-SXM4-80GB", True)]
         assert mine.served(1024, gpu="a100") is None
 
-    def test_other_versions(self, mine, run, scale_toml):
+    def test_other_versions(self, mine, run, scale_toml, write_scale, monkeypatch):
         answer = run("db", "clean", "--stale")
         assert "nothing to delete" in answer.out
-        assert "no kernel is found by the name scale; `autotile db clean path/to/mine.toml --stale`" in answer.err
+        said = "no result of scale is of a kernel that is found by this name"
+        assert f"{said}; `autotile db clean path/to/mine.toml --stale`" in answer.err
+        other = write_scale(scale_toml.parent / "other").with_suffix(".cu")
+        monkeypatch.setenv("AUTOTILE_KERNELS", str(other.parent))
+        code = other.read_text()
+        other.write_text(code.replace("factor * x[i]", "x[i] * factor"))
+        assert said in run("db", "clean", "--stale").err  # the kernel of this name may be another one
+        other.write_text(code)
+        assert "other version" in run("db", "clean", "--stale", "--dry-run").out
         answer = run("db", "clean", scale_toml, "--stale", "--json").document
         (study,) = answer["studies"]
         assert (study["reasons"], study["trials"], study["of"]) == (["other version"], 2, 3)

@@ -245,7 +245,20 @@ def test_an_interrupt_says_what_is_saved_and_is_130(run, scale_toml, recording, 
     assert answer.code == 130
     assert answer.document["interrupted"] is True
     assert "interrupted: 3 trials saved" in answer.err
+    assert "the same command goes on from there" in answer.err
     assert len(run("trials", "scale", "--json").document) == 3
+    answer = run("tune", scale_toml, SIZES, f"--replay={recording}", "--fresh")
+    assert "interrupted: 3 trials saved" in answer.err
+    assert "the same command begins anew" in answer.err
+
+
+def test_without_finals_what_earlier_ones_chose_is_said_to_be_served(tune, run, scale_toml):
+    assert "is still what is served" not in tune("--trials", "1").out
+    served = run("best", scale_toml, SIZES, "--json").document["config"]
+    answer = tune("--finals", "0", "--json")
+    assert answer.document["winner"]["config"] != served
+    (said,) = [text for text in answer.document["notices"] if "is still what is served" in text]
+    assert all(f"{name}={value}" in said for name, value in served.items())
 
 
 def test_replay_may_stand_alone():
@@ -297,6 +310,14 @@ def test_the_front_is_in_the_document_and_a_table_but_nothing_of_time_alone(tune
 def test_a_measured_value_of_letters_alone_is_an_objective(tune):
     winner = tune("--json", "--objective", "occupancy", "--maximize").document["winner"]
     assert winner["scores"] == {"objective": winner["occupancy"]}
+
+
+def test_time_by_name_takes_the_place_of_the_objective_of_the_file(run, scale_toml, recording):
+    scale_toml.write_text(scale_toml.read_text() + '\n[objective]\nvalue = "time_us"\nmaximize = true\n')
+    command = ("tune", scale_toml, SIZES, f"--replay={recording}", "--json")
+    slowest, fastest = (run(*command, *more).document["winner"] for more in ([], ["--objective", "time"]))
+    assert slowest["time_us"] > fastest["time_us"]
+    assert "only an expression is maximised" in run(*command, "--objective", "time", "--maximize").err
 
 
 def test_a_winner_by_the_objective_is_not_said_to_be_faster(tune, run, tmp_path):
@@ -490,6 +511,7 @@ class TestProtocol:
             ({"evaluate": [{"THREAD": 1}]}, "ConfigError", "did you mean 'THREADS'"),
             ({"evaluate": [{}] * 1001}, "InputError", "at most 1000"),
             ({"tell": [{"config": {"THREADS": 48}, "time_us": 1}]}, "InputError", "not in the space"),
+            ({"tell": [{"config": {}, "time_us": 1}, {"config": {}, "time_us": -1}]}, "InputError", "positive number"),
         ]
         numbered = {"id": 3, "ask": "two"}
         code, answers = converse(*(line for line, _, _ in cases), numbered, b'{"ask": 1}')  # a last line needs no end

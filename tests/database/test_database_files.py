@@ -70,7 +70,7 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path, opening):
     before = text.read_bytes(), other.read_bytes()
     for path, message in (
         (text, r"space\.toml is not a database.*name another"),
-        (tmp_path, "is a folder; expected the path of a database file"),
+        *((folder, "is a folder; expected the path of a database file") for folder in (tmp_path, Path("/"))),
         (other, "belongs to another program .*'moz_places'"),
     ):
         with pytest.raises(DatabaseError, match=message):

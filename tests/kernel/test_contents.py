@@ -107,6 +107,8 @@ def test_another_process_makes_the_same_values():
         ('init = "integers(0, high=3)"', r"integers is called as"),
         ('init = "integers(0, arange(3))"', r"integers is called as .* with numbers"),
         ('init = "integers(0, q)"', "unknown name 'q'"),
+        ('init = "uniform(0, inf)"', r"uniform\(0, inf\) is not of finite numbers"),
+        ('init = "normal(0, inf - inf)"', r"normal\(0, nan\) is not of finite numbers"),
         ('init = "arange(K)"', r"the content has the shape \(16,\), but the buffer x has \(4096,\)"),
         ('init = "2 * x"', "unknown name 'x'"),
         ('init = "y"', "is not accepted.*known: normal"),

@@ -97,6 +97,9 @@ class TestRefusals:
         before, file = load_kernel(str(scale_toml)).source_hash, scale_toml.with_suffix(suffix)
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # a byte order mark is left out
         assert load_kernel(str(scale_toml)).source_hash == before
+        file.write_bytes(file.read_bytes() + b"\0")
+        with pytest.raises(InputError, match=r"holds a NUL character in line \d\d; remove it"):
+            load_kernel(str(scale_toml))
         file.write_bytes(b"\xff\xfe\x00")
         with pytest.raises(InputError, match="is not UTF-8 text"):
             load_kernel(str(scale_toml))

@@ -15,7 +15,7 @@ from autotile.core.device import device_profile
 from autotile.core.dtypes import DTYPES
 from autotile.cuda.compiler import compile_cubin, compile_job
 from autotile.database.keys import space_hash
-from autotile.errors import SpecError
+from autotile.errors import InputError, SpecError
 from autotile.kernel.expressions import ShapeOnly, parse_array_expression
 from autotile.kernel.launch import known_names, launch_geometry
 from autotile.kernel.library import load_kernel, reference_source
@@ -79,10 +79,29 @@ class TestKernels:
 def test_agreement_a_function_and_files_and_a_hash_of_each_form():
     assert parsed('verify = "agreement"').reference.is_agreement
     assert parsed('function = "solve"').reference.function == "solve"
-    assert parsed('outputs.C = { file = "c.npy" }', constant=True).reference.files == {"C": "c.npy"}
     forms = [OUTPUTS, KERNEL, 'verify = "agreement"', 'function = "f"']
     forms += [KERNEL + '\narguments = ["C", "A", "B"]', OUTPUTS + "\ntolerance = { C = 1e-3 }"]
     assert len({space_hash(parsed(form)) for form in forms}) == len(forms)
+
+
+def test_the_content_of_an_expected_file_is_part_of_the_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = parsed('outputs.C = { file = "c.npy" }', constant=True)
+    hashes = set()
+    for value in (1.0, 2.0):
+        np.save("c.npy", np.full(3, value))
+        hashes.add(space_hash(spec))
+    assert len(hashes) == 2
+    sha256 = spec.files["outputs.C"].content_hash
+    declared = parsed(f'outputs.C = {{ file = "c.npy", sha256 = "{sha256}" }}', constant=True)
+    (tmp_path / "c.npy").unlink()
+    with pytest.raises(InputError, match=r"c.npy: No such file or directory"):
+        space_hash(spec)
+    assert {space_hash(declared), space_hash(spec.with_file_hashes({"outputs.C": sha256}))} < hashes
+    assert (
+        parsed('outputs.C = { file = "c.npy" }', constant=True).with_file_hashes({}).files["outputs.C"].sha256
+        == "c.npy"
+    )
 
 
 def test_tolerances():
@@ -110,7 +129,7 @@ def test_tolerances():
         (KERNEL + '\narguments = ["A", "B", "D"]', "'D' is not an argument"),
         (KERNEL + '\ndefines = { "A B" = 1 }', "is not the name of a macro"),
         (KERNEL + '\ndefines = { X = "1; int y" }', "not an expression"),
-        ('outputs.C = { file = "c.pkl" }', "expected a .npy file"),
+        ('outputs.C = { file = "c.pkl" }', "expected a file that ends in .npy"),
         ('outputs.C = { file = "c.npy" }', "the content of A is random"),
         (OUTPUTS + "\ntolerance = { D = 1e-3 }", "D"),
         (OUTPUTS + "\ntolerance = { C = { absolute = -1.0 } }", "from 0"),

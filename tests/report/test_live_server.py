@@ -2,19 +2,16 @@
 
 import http.client
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import served
 from interrupts import heeded_interrupts
 from msgspec import structs
 from report_studies import Session as Sessions
@@ -28,7 +25,6 @@ from autotile.database.database import Database
 from autotile.database.engine import RUNS, STUDIES, TRIALS
 from autotile.database.keys import TuningKey
 from autotile.errors import InputError, ToolchainError, UnknownKernelError
-from autotile.report import live
 from autotile.report.live import DatabaseFollower, LiveServer, live_application
 from autotile.settings import child_environment
 
@@ -347,120 +343,3 @@ class TestServer:
         assert process.returncode == (0 if ending == signal.SIGINT else -signal.SIGTERM)
         assert out == ""
         assert err == "Ctrl-C ends it\n"
-
-
-class Strangers:
-    """Connections of one who does not know the token, and who sends what a test says."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
-        self._sockets: list[socket.socket] = []
-        self._received: dict[socket.socket, bytes] = defaultdict(bytes)
-
-    def connect(self, count: int, *sent: bytes) -> None:
-        for number in range(count):
-            one = socket.create_connection(self._address, timeout=30)
-            self._sockets.append(one)
-            with suppress(OSError):  # it may have been closed to make room
-                one.sendall(sent[number % len(sent)])
-
-    def dribble(self) -> None:
-        for one in self._sockets:
-            with suppress(OSError):
-                one.sendall(b"a")
-
-    def count_open(self) -> int:
-        """Return the number of connections that the server has not closed."""
-        return sum(map(self._is_open, self._sockets))
-
-    def close(self) -> None:
-        for one in self._sockets:
-            one.close()
-        self._sockets.clear()
-
-    def _is_open(self, one: socket.socket) -> bool:
-        one.setblocking(False)
-        try:
-            while part := one.recv(65536):
-                received = self._received[one] = self._received[one] + part
-                assert received.startswith(b"HTTP/1.1 40") or b"wrong address" in received
-            return False
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
-
-@pytest.fixture
-def serving(path, session):
-    with served(path) as server:
-        yield server
-
-
-@pytest.fixture
-def strangers(serving):
-    made = Strangers(serving._socket.getsockname())
-    yield made
-    made.close()
-
-
-def user(serving: LiveServer) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(*serving._socket.getsockname(), timeout=30)
-
-
-def get(connection: http.client.HTTPConnection, serving: LiveServer, name: str = "state") -> tuple[int, int]:
-    connection.request("GET", f"/{serving.url.split('/')[3]}/{name}")
-    answer = connection.getresponse()
-    return answer.status, len(answer.read())
-
-
-REFUSED = b"GET /wrong/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-HALF = (
-    b"",
-    b"G",
-    b"GET / HTTP/1.1\r\nHost: 127",
-    b"\r\n",
-    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\na",
-)
-
-
-class TestHalfOpenConnections:
-    def test_they_keep_nobody_out(self, serving, strangers):
-        for sent in (*[(one,) for one in HALF], HALF, (2000 * REFUSED,)):
-            for _ in range(3):
-                strangers.connect(100, *sent)
-                with closing(user(serving)) as connection:
-                    assert get(connection, serving)[0] == 200
-            assert strangers.count_open() <= 64, sent
-            strangers.close()
-
-    def test_they_do_not_displace_the_user(self, serving, strangers):
-        with closing(user(serving)) as connection:
-            assert get(connection, serving)[0] == 200
-            used = connection.sock
-            strangers.connect(300, *HALF)
-            assert get(connection, serving, "plotly.js")[1] > 1_000_000
-            assert connection.sock is used
-
-    def test_they_end(self, serving, strangers, monkeypatch):
-        monkeypatch.setattr(live, "_MAX_WAIT_S", 0.5)
-        strangers.connect(14, *HALF, REFUSED + b"GET /", 2000 * REFUSED)
-
-        def are_gone() -> bool:
-            strangers.dribble()
-            return strangers.count_open() == 0
-
-        wait_until(are_gone)
-
-    def test_a_user_who_is_slow_to_take_an_answer_gets_all_of_it(self, serving, monkeypatch):
-        monkeypatch.setattr(live, "_MAX_WAIT_S", 0.2)
-        with socket.create_connection(serving._socket.getsockname(), timeout=60) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
-            token = serving.url.split("/")[3]
-            one.sendall(f"GET /{token}/plotly.js HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
-            received = one.recv(1000)
-            length = int(received.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            time.sleep(1.0)
-            while more := one.recv(1 << 20):
-                received += more
-        assert len(received.partition(b"\r\n\r\n")[2]) == length

@@ -172,7 +172,7 @@ class TestWithNothingToMeasure:
     def test_a_file_of_an_input_that_is_missing(self, bench):
         file = Path(bench.kernel.spec.source)
         file.write_text(file.read_text().replace('access = "in"', 'access = "in", file = "none.npy"', 1))
-        with pytest.raises(InputError, match=r"none.npy: No such file or directory; the path of an input is relative"):
+        with pytest.raises(InputError, match=r"none.npy: No such file or directory; the path of an array is relative"):
             choose_backend(load_kernel(file), bench.problem(), read_settings(), TuneOptions(replay="auto"))
 
     def test_more_memory_than_a_gpu_has(self):

@@ -207,7 +207,7 @@ class TestChecks:
         refused = [(one.config, (one.outcome, one.reason, one.stage), one.measurement) for one in finals.refused]
         assert refused == [(config, found, None) for config in finalists if config not in ranked]
         assert all((config in racer.verified) is (found == SOMETIMES) for config, *_ in refused)
-        not_made = "1 of the sanitizer's checks were not made; no time"
+        not_made = "1 of the sanitizer's checks was not made; no time"
         assert finals.notices == (not_made,) * (UNCHECKED in racer.findings)
         assert len({*map(config_key, racer.verified)}) == len(racer.verified)
         assert (finals.speedup is None, finals.default is None) == (D not in ranked, D not in ranked)
@@ -236,7 +236,7 @@ class TestChecks:
         times = {tile: [2.0] * 9 for tile in (1, 2, 3, 4)}
         finals = hold([timed(c, 2.0) for c in (A, B, C, D)], Racer(times, takes_s=0.03), limit_s=0.07)
         assert (finals.ties, len(finals.ranked)) == ((B,), 4)
-        said = "2 configurations as fast as the winner could not be verified as often within 0.07 s, and are not listed"
+        said = "2 configurations as fast as the winner could not be verified as often within 0.07 s, and not listed"
         assert finals.notices == (f"{said} as ties",)
 
     def test_after_an_interrupt_the_race_takes_no_time_from_the_checks(self, monkeypatch):
@@ -295,7 +295,7 @@ class TestFaultyFamily:
         assert len(finals.refused) < 6
         assert len(set(map(str, racer.verified))) < 8
         (notice,) = finals.notices
-        assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and are not ranked")
+        assert notice.startswith(f"{10 - len(finals.refused)} finalists were not verified, and not ranked")
 
     def test_all_are_tried_until_one_is_right(self, monkeypatch):
         monkeypatch.setattr(FINALS, "_FAULTS_S", 0.0)

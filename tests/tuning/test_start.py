@@ -71,6 +71,14 @@ def test_what_was_best_elsewhere_is_tried_where_the_search_would_not_look(bench,
     assert bench.tune(recording, sampler="feasible", trials=6).winner.config == {"THREADS": 256, "WORK": work}
 
 
+def test_a_study_beside_one_of_another_version_of_the_kernel_says_so(bench, rewrite):
+    said = "a new study begins, beside 3 trials of another version of the kernel"
+    assert said not in str(bench.tune(bench.record(), trials=3).notices)
+    changed = rewrite({"factor * x[i]": "x[i] * factor"})
+    notices = [changed.tune(changed.record(), trials=trials).notices for trials in (2, 4)]
+    assert [said in str(each) for each in notices] == [True, False]
+
+
 H200 = device_profile("h200")
 
 
@@ -177,6 +185,9 @@ def test_the_cost_is_the_objective_or_its_reciprocal_and_metrics_are_stored(scor
     assert list(found.scores.items()) == [("objective", 2000.0), ("rate", 500.0), ("share", 0.5)]
     assert found.cost == 1 / 2000
     assert scorer(spec, "registers + 0 * n").scored(trial(4, 8.0)).cost == 32
+    assert scorer(spec, "max(time_us, 9, min(registers, 40))").scored(trial(4, 8.0)).cost == 32
+    with pytest.raises(SpecError, match=r"max is called as max\(a, b, ...\)"):
+        scorer(spec, "max()")
     # a trial of another objective is scored anew
     first = scorer(spec, "time_us * WORK").scored(trial(4, 8.0))
     assert scorer(spec, None).scored(first).cost == 8.0

@@ -330,7 +330,7 @@ class TestVerdict:
         unchecked = Finding("racecheck", "unchecked", "too slow")
         found, _ = judged(findings=[Finding("memcheck", "passed"), unchecked])
         assert found.sanitized == ("memcheck",)
-        assert found.notices == ("1 of the sanitizer's checks were not made; too slow",)
+        assert found.notices == ("1 of the sanitizer's checks was not made; too slow",)
         found, _ = judged(race_breaks=True)
         assert (found.verdict, found.speedup) == ("right", None)
         assert "the race broke" in found.notices[0]
