@@ -223,19 +223,7 @@ class TestOperations:
     def _without_a_model_only_measurements_are_known(self, monkeypatch):
         monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
-    def test_another_kernel_takes_over(self, loads):
-        store_default("sgemm", SIZES, "float32", 50.0)
-        kernel = get_best_kernel("matmul", **SIZES, dtype="float32", library=False)
-        assert (kernel.kernel, kernel.tier) == ("sgemm", "exact")
-        kernel.load()
-        poll()
-        store_default("sgemm_ws", SIZES, "float32", 20.0)
-        assert (poll(), kernel.kernel, kernel.problem.kernel, kernel.tier) == (1, "sgemm_ws", "sgemm_ws", "exact")
-        assert kernel._launcher.config == kernel.config == load_kernel("sgemm_ws").spec.default
-        assert len(loads) == 2
-        assert get_best_kernel("matmul", **SIZES, dtype="float32", library=False) is kernel
-
-    def test_a_library_gives_way_to_a_kernel(self, loads, monkeypatch):
+    def test_a_library_gives_way_to_a_kernel_and_that_to_another(self, loads, monkeypatch):
         operation = load_operation("matmul")
         monkeypatch.setitem(_added, operation.name, {"mine": Library("mine", "1", print)})
         monkeypatch.setattr("autotile.serving.operations.LIBRARIES", ())
@@ -246,10 +234,12 @@ class TestOperations:
         poll()
         assert get_best_kernel("matmul", **SIZES, dtype="float32", EMULATE=0) is served
         assert (served.kernel, served.tier, served.is_library) == ("sgemm", "exact", False)
+        served.load()
         poll()
         store_default("sgemm_ws", SIZES, "float32", 0.5)
-        poll()
-        assert served.kernel == "sgemm_ws"
+        assert (poll(), served.kernel, served.problem.kernel, served.tier) == (1, "sgemm_ws", "sgemm_ws", "exact")
+        assert served._launcher.config == served.config == load_kernel("sgemm_ws").spec.default
+        assert len(loads) == 2
 
 
 class TestDatabase:

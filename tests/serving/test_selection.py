@@ -303,19 +303,6 @@ def test_results_and_rules_of_another_version_are_not_served(store, store_one, c
     asked(4096, "default", choice__compared=None)(store)
 
 
-def test_the_explanation_of_an_exact_result(store):
-    store.put(4096, LARGE)
-    store.put(8192, SMALL)
-    kernel = store.ask(4096)
-    assert (kernel.tier, kernel.config, kernel.source, kernel.measurement.time_us) == ("exact", LARGE, "cuda", 10.0)
-    assert abs(datetime.now(UTC) - kernel.tuned_at) < timedelta(minutes=1)
-    assert kernel.explain() == (
-        "scale n=4096 float32 on NVIDIA H200 is served THREADS=256 WORK=4. "
-        "It was tuned for exactly this problem on this GPU. "
-        "It took 10.00 us (95 % interval 9.900 to 10.10, cold L2) when tuned today."
-    )
-
-
 @pytest.mark.usefixtures("no_gpu")
 def test_the_default(store):
     asked(4096, "default", DEFAULT, "the default configuration; run `autotile tune`", measurement=None)(store)
@@ -324,7 +311,8 @@ def test_the_default(store):
         store.ask(8)  # nothing is valid
 
 
-def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key(store):
+@pytest.mark.usefixtures("live_gpu")
+def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key_but_on_the_gpu_itself_that_it_is_a_recording(store):
     store.put(4096, LARGE, time_us=12345.6, device=REPLAYED)
     kernel = store.ask(4096, device="rtx-3090")
     assert (kernel.tier, kernel.tuned_on) == ("transferred", "NVIDIA H200")
@@ -335,12 +323,7 @@ def test_replayed_elsewhere_nothing_is_said_in_terms_of_the_key(store):
         "database serves (default), 0.45 to 0.56 times. There it took 12,346 us (95 % interval 12,222 to 12,469, cold "
         "L2) when tuned today. The time was replayed from a recording, not measured on this machine."
     )
-
-
-@pytest.mark.usefixtures("live_gpu")
-def test_on_the_recorded_gpu_itself_it_is_said_to_come_from_a_recording(store):
     said = "It was tuned from a recording of this GPU, not on the GPU itself. There it took"
-    put(4096, LARGE, device=REPLAYED)(store)
     asked(4096, "transferred", LARGE, said, device=None)(store)
 
 
@@ -612,7 +595,7 @@ class TestFamilies:
         assert read == rule
         return StoredRule(structs.replace(self.key, sizes={}), H200, read, NOW)
 
-    def test_inside_the_family_the_rule_chooses(self, store):
+    def test_inside_the_family_the_rule_chooses_unless_serving_is_strict(self, store):
         learned()(store)
         small, large = store.ask(4097), store.ask(50_001)
         assert (small.tier, small.config) == ("family", SMALL)
@@ -623,6 +606,9 @@ class TestFamilies:
             "limits hold here too. At n=100000, the nearest problem where it was timed, it took 11.00 us (95 % "
             "interval 9.000 to 12.00, cold L2) when tuned today."
         )
+        store.put(200_000, DEFAULT)
+        with pytest.raises(NotTunedError, match=r"strict=True allows no fallback \(family\)"):
+            store.ask(4097, strict=True)
 
     def test_rules_that_come_with_autotile_serve_behind_the_users(self, store, tmp_path, monkeypatch):
         learned()(store)
@@ -636,14 +622,6 @@ class TestFamilies:
         monkeypatch.setattr(shipped_file, "data_folder", lambda _: tmp_path)
         asked(4097, "family", SMALL, "n=1000..100000")(store)
         asked(200_000, "family", LARGE, "The result came with autotile")(store)
-
-    @pytest.mark.usefixtures("live_gpu")
-    def test_strict_serving_takes_no_rule(self, store):
-        store.put(200_000, DEFAULT)
-        learned()(store)
-        asked(4097, "family", device=None)(store)
-        with pytest.raises(NotTunedError, match=r"strict=True allows no fallback \(family\)"):
-            store.ask(4097, device=None, strict=True)
 
     @pytest.mark.parametrize(
         ("losses", "said"),
