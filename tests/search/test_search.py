@@ -285,15 +285,6 @@ def test_what_is_no_storage_is_refused(tmp_path, place):
         write_study(tmp_path / place, SPACE.parameters, TRIALS, "sgemm M=64")
 
 
-def test_silence_ends(capsys):
-    before = optuna.logging.get_verbosity()
-    with quiet_optuna():
-        optuna.create_study()
-        assert optuna.logging.get_verbosity() == optuna.logging.ERROR
-    assert optuna.logging.get_verbosity() == before
-    assert capsys.readouterr().err == ""
-
-
 RANKED = Lookahead(compiling=8, per_measured=2, queued=1)
 
 
@@ -457,7 +448,7 @@ def test_features_are_of_one_scale_and_need_a_compiler():
     assert features_of(replace(compiled_trial({}), resources=None), sm_count=132) is None
 
 
-def test_one_thread_at_a_time_sets_how_loud_optuna_is():
+def test_one_thread_at_a_time_sets_how_loud_optuna_is(capsys):
     """The level and the filters are of the process: one that ends would restore them for all."""
     loud, entered = optuna.logging.get_verbosity(), threading.Event()
     levels: list[int] = []
@@ -466,6 +457,7 @@ def test_one_thread_at_a_time_sets_how_loud_optuna_is():
         with quiet_optuna():
             entered.set()
             outside.join()
+            optuna.create_study()
             levels.append(optuna.logging.get_verbosity())
 
     def first() -> None:
@@ -478,3 +470,4 @@ def test_one_thread_at_a_time_sets_how_loud_optuna_is():
     outside.join()
     inside.join()
     assert (levels, optuna.logging.get_verbosity()) == ([optuna.logging.ERROR], loud)
+    assert capsys.readouterr().err == ""
