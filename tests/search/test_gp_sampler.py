@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 from child_python import python
-from rows import advance, least_of, make_space, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
+from rows import advance, make_space, wide_ok, wide_space, wide_time_us
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search import gaussian_process as gp
 from autotile.search.gaussian_process import Embedding, Floats, GaussianProcess, Rows, density_of, fit, matern
-from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses
+from autotile.search.gp_sampler import STARTUP, History, Surrogate, due_fit, losses
 from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
 
@@ -123,25 +122,12 @@ def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces():
     assert len(used._process._points) == 50
 
 
-def large_space():
-    """Build a space of 12,288 rows, of which a sample is evaluated."""
-    return make_space(dict.fromkeys("ABCDEF", (1, 2, 4, 8)) | {"G": (1, 2, 3)})
-
-
 def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed():
     """A random search finds it in 60 of 1,248 once in twenty."""
     space = wide_space()
     least = min(wide_time_us(space.config(row)) for row in range(len(space)))
     for seed in range(3):
         assert min(trial.time_us for trial in advance(Search(space, "feasible", seed), 70, wide_ok)) == least
-
-
-def test_proposals_made_at_the_same_time_differ_and_are_spread():
-    search = Search(wide_space(), "feasible", seed=0)
-    advance(search, 20, wide_ok)
-    batch = [search.propose() or pytest.fail("too few rows") for _ in range(16)]
-    assert len({row for row, _ in batch}) == 16
-    assert len({(config["BM"], config["BN"]) for _, config in batch}) >= 4
 
 
 def test_many_compiled_rows_are_chosen_between_two_results():
@@ -163,7 +149,7 @@ def test_many_compiled_rows_are_chosen_between_two_results():
 
 
 def test_a_large_space_is_searched_near_the_best_and_everywhere():
-    space = large_space()
+    space = make_space(dict.fromkeys("ABCDEF", (1, 2, 4, 8)) | {"G": (1, 2, 3)})  # 12,288 rows
     best = np.array([7000, 20])
     rows = rows_to_evaluate(Candidates(space), best, best, np.random.default_rng(0))
     assert len(np.unique(rows)) == len(rows) < len(space)
@@ -171,20 +157,6 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere():
     apart = (space.codes != space.codes[7000]).sum(axis=1)
     assert np.isin(np.flatnonzero(apart == 1), rows).all()
     assert np.bincount(rows // 1024, minlength=12).min() > 100
-
-
-def test_the_best_of_a_large_space_is_found():
-    places = {"A": 2, "B": 1, "C": 8, "D": 4, "E": 1, "F": 8}
-
-    def value(config: Config) -> float:
-        away = sum(abs(np.log2(config[name] / place)) for name, place in places.items())
-        return float(np.exp(0.3 * away)) * config["G"]
-
-    assert least_of(FeasibleGPSampler(large_space(), 0), 60, value) < 1.4
-
-
-def test_values_may_be_negative():
-    assert least_of(FeasibleGPSampler(tile_space(), 0), 30, lambda config: tile_time_us(config) - 200) == -100
 
 
 SCALE, NOISE = np.array([1.0, 2.0, 0.5]), 1e-3
@@ -319,21 +291,6 @@ def test_a_fit_is_the_optimum_that_scipy_finds(count):
     assert density(logarithms(fit(points, targets, groups)))[0] == pytest.approx(best.fun, abs=5e-3)
 
 
-def test_a_fit_that_begins_at_the_previous_one_takes_few_steps():
-    points, targets, groups = landscape(80)
-    first = fit(points[:70], targets[:70], groups)
-    density, *_ = density_of(points, targets, groups)
-    later, whole = fit(points, targets, groups, start=first, max_steps=4), fit(points, targets, groups)
-    assert density(logarithms(later))[0] == pytest.approx(density(logarithms(whole))[0], abs=2e-2)
-
-
-def test_a_fit_stays_within_its_bounds():
-    points, _, groups = landscape(40)
-    scale, noise, _ = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
-    assert noise <= 1.001 * gp._NOISE_BOUNDS[1]
-    assert (np.abs(-np.log(scale)) <= max(map(abs, gp._LENGTH_BOUNDS)) + 1e-9).all()
-
-
 @pytest.mark.parametrize(
     ("values", "column", "expected", "groups"),
     [
@@ -378,10 +335,3 @@ def test_products_of_two_share_one_scale():
     found = np.diff(embedding.of(codes)[:, 4:], axis=0)[0]
     assert np.square(found).sum() == pytest.approx(products / 6**2)  # a sum of two spans 6 octaves on average
     assert embedding.of_each(codes).shape == (2, 4)
-
-
-def test_what_does_not_differ_is_no_coordinate():
-    features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
-    points, groups = gp.compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
-    assert groups.tolist() == [0, 1]
-    assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]

@@ -13,9 +13,9 @@ from rows import advance, broken, make_space, ok, spaces, tile_space, wide_ok, w
 
 from autotile.core.model import Config
 from autotile.errors import InputError
-from autotile.search import optuna_samplers, samplers
+from autotile.search import samplers
 from autotile.search.gp_sampler import FeasibleGPSampler
-from autotile.search.optuna_samplers import FeasibleSampler, RowEstimator
+from autotile.search.optuna_samplers import FeasibleSampler
 from autotile.search.row_sampler import Candidates, RowSampler
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of
 from autotile.search.search import Search
@@ -183,25 +183,6 @@ def test_it_turns_away_from_what_fails_and_finds_the_few_that_run(name, learnt, 
     assert 1 - np.mean(worked[learnt:]) < most * (1 - share)
     worked, share = shares(lambda config: config["BM"] == 32 and config["LAYOUT"] == "b", name, 1, 80)
     assert np.mean(worked[40:]) > 2 * share
-
-
-def test_tpe_compares_free_rows_only(monkeypatch):
-    """Guards the hook by which Optuna's estimator is replaced."""
-    space = wide_space()
-    sampler = Search(space, "tpe")._rows
-    kept = []
-
-    class Watched(RowEstimator):
-        def sample(self, rng, size):
-            drawn = super().sample(rng, size)
-            codes = np.stack([drawn[each.name] for each in space.parameters], axis=1).astype(np.int64)
-            kept.append(float(np.mean(sampler.candidates.free_rows_of(codes) >= 0)))
-            return drawn
-
-    monkeypatch.setattr(optuna_samplers, "RowEstimator", Watched)
-    run(sampler, 30)
-    assert len(kept) == 20
-    assert min(kept) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Searches: proposals, resuming, gains, objectives, studies of Optuna, and the choice among compiled candidates."""
 
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 
@@ -25,7 +24,7 @@ from rows import (
 )
 
 from autotile.core import model
-from autotile.core.model import Config, Outcome, Trial, non_dominated, objective_values
+from autotile.core.model import Config, Outcome, Trial, objective_values
 from autotile.errors import ConfigError, InputError
 from autotile.search import search as searching
 from autotile.search.gaussian_process import features_of
@@ -140,15 +139,6 @@ def both(sampler: str, seed: int = 0) -> Search:
     return Search(SPACE, sampler, seed, objectives=OBJECTIVES)
 
 
-def volume(trials: Iterable[Trial]) -> float:
-    """Return the dominated area, up to 600 us and 200 registers."""
-    points = np.array([values for trial in trials if (values := objective_values(trial, OBJECTIVES)) is not None])
-    front = points[non_dominated(points)]
-    front = front[np.argsort(front[:, 0])]
-    lower = np.append(200.0, front[:-1, 1])
-    return float(((600.0 - front[:, 0]) * np.maximum(lower - front[:, 1], 0.0)).sum())
-
-
 @pytest.mark.parametrize("sampler", FOLLOWING)
 def test_every_sampler_but_those_refused_follows_both(sampler, monkeypatch):
     search, told = both(sampler), []
@@ -162,14 +152,6 @@ def test_every_sampler_but_those_refused_follows_both(sampler, monkeypatch):
     ended = advance(search, 40, judged)
     assert told == [objective_values(trial, OBJECTIVES) for trial in ended]
     assert len({SPACE.row_of(trial.config) for trial in ended}) == 40
-
-
-@pytest.mark.parametrize("sampler", ["feasible", "tpe"])
-def test_a_model_finds_more_of_the_front_than_chance(sampler):
-    model, chance = (
-        np.mean([volume(advance(both(name, seed), 40, judged)) for seed in (1, 2)]) for name in (sampler, "random")
-    )
-    assert model > chance
 
 
 def test_one_that_follows_a_single_objective_is_refused():

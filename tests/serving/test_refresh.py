@@ -192,27 +192,6 @@ class TestLoading:
         assert not kernel.adopt(fresh)
         assert kernel.tier == "default"
 
-    def test_threads_may_call_meanwhile(self, store, loads):
-        kernel = store.ask(4096, device=None)
-        kernel.load()
-        done = threading.Event()
-
-        def call() -> None:
-            while not done.wait(0.001):  # lets the others have the interpreter's lock
-                assert get_best_kernel(str(store.path), n=4096) is kernel
-                kernel(1.0, 2.0)
-
-        with ThreadPoolExecutor(2) as threads:
-            callers = [threads.submit(call) for _ in range(2)]
-            try:
-                for config in (BEST, BETTER):
-                    store.put(4096, config)
-                    assert poll() == 1
-            finally:
-                done.set()
-            assert [caller.result() for caller in callers] == [None] * 2
-        assert kernel.config == BETTER
-
 
 SIZES = {"M": 640, "N": 640, "K": 640}
 
