@@ -1,7 +1,6 @@
 """Samplers by name, and properties of each: it proposes only rows, each once, all in the end, and repeatably."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -65,20 +64,6 @@ def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_o
     counts = np.bincount(first, minlength=len(space))
     assert counts.min() > 60  # 100 expected; a binomial count is under 60 once in 30,000
     assert counts.max() < 140
-
-
-@pytest.mark.parametrize(
-    ("inner", "ordered"),
-    [
-        (optuna.samplers.RandomSampler, False),
-        (optuna.samplers.TPESampler, True),
-        (partial(optuna.samplers.TPESampler, multivariate=False), False),
-        (optuna.samplers.NSGAIISampler, True),
-        (optuna.samplers.QMCSampler, False),
-    ],
-)
-def test_any_sampler_of_optuna_can_be_wrapped(inner, ordered):
-    assert len(set(run(FeasibleSampler(tile_space(), 5, inner=inner, ordered=ordered), 25))) == 25
 
 
 def test_trials_of_others_and_failed_ones_are_not_proposed_again():

@@ -39,10 +39,8 @@ from autotile.serving.choice import Choice, explain
 from autotile.serving.dispatcher import Dispatcher
 from autotile.serving.selection import KernelRequest, Shelf, choose, untuned
 from autotile.settings import read_settings
-from autotile.space import search_space
 from autotile.space.limits import check_config, meets_heuristics
-from autotile.space.search_space import SearchSpace, feasible_space
-from autotile.space.time_estimate import CONFIDENT_FACTOR, estimate_configs, estimate_times
+from autotile.space.time_estimate import estimate_configs
 
 SMALL, LARGE, DEFAULT = ({"THREADS": threads, "WORK": work} for threads, work in ((64, 1), (256, 4), (128, 1)))
 PROFILE = device_profile("h200")
@@ -399,38 +397,6 @@ class TestUntuned:
         assert whole.time_us < sample.time_us < 1.5 * whole.time_us
         monkeypatch.setattr(selection, "_MAX_COMBINATIONS", 10)
         assert self.serve("gemm_mma", M=16, N=4096, K=4096) == (dict(load_kernel("gemm_mma").spec.default), None)
-
-    @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.npz")), ids=lambda path: path.stem)
-    def test_what_is_confident_is_never_slower(self, path):
-        """Each recorded configuration in the place of the default, against the recorded one of the least estimate."""
-        recording = read_recording(path)
-        header, spec = recording.header, load_kernel(recording.header.key.kernel).spec
-        space = SearchSpace(header.parameters, np.asfortranarray(recording.codes), 0, (), (), 0.0)
-        found = estimate_times(spec, header.key.problem, header.device or PROFILE, space)
-        if not found.is_declared:
-            return
-        estimated, measured = found.time_us[recording.ok], recording.columns["time_us"][recording.ok]
-        served = int(np.argmin(estimated))
-        replaced = estimated >= CONFIDENT_FACTOR * estimated[served]
-        assert (measured[served] <= measured[replaced]).all()
-
-    @pytest.mark.parametrize("name", ["sgemm", "sgemm_ws", "gemm_mma", "sgemm_bf16x6", "gemm_wgmma"])
-    @pytest.mark.parametrize("sizes", [(2, 4096, 7168), (4096, 16, 512)])
-    def test_it_is_served_as_a_search_would_begin(self, name, sizes, monkeypatch):
-        """If any configuration is valid, there is a space to search."""
-        kernel = load_kernel(name)
-        problem = resolve_problem(kernel.spec, dict(zip("MNK", sizes, strict=True)), kernel.spec.dtypes[0])
-        asked = kernel.spec, problem, PROFILE
-        space = feasible_space(*asked)
-
-        def known(*given: Any) -> SearchSpace:
-            assert given == asked
-            return space
-
-        monkeypatch.setattr(search_space, "feasible_space", known)  # it takes seconds
-        choice = chosen(kernel, problem, PROFILE)
-        assert (choice.tier, check_config(kernel.spec, choice.config, problem, PROFILE)) == ("default", "")
-        assert space.row_of(choice.config) is not None
 
 
 class TestFarAway:
