@@ -95,17 +95,6 @@ def test_a_strategy_that_ends_is_run_again_until_every_available_row_was_tried()
     assert search.propose() is None
 
 
-def test_a_strategy_learns_from_the_times():
-    """Over three seeds, a local search with 40 trials finds faster configurations than uniform draws."""
-
-    def best(name: str, seed: int) -> float:
-        search = Search(tile_space(), name, seed, trials=40)
-        return min(trial.time_us or np.inf for trial in advance(search, 40, trial_of))
-
-    local, chance = ([best(each, seed) for seed in range(3)] for each in (f"{STRATEGY_PREFIX}greedy_ils", "random"))
-    assert np.mean(local) < np.mean(chance)
-
-
 ELSEWHERE = """
 import sys
 from autotile.search.samplers import sampler_names

@@ -310,19 +310,6 @@ def test_the_gain_of_many_proposals_is_known_when_all_had_a_model_and_a_row_is_l
     assert shortlist.expected_gain is None
 
 
-def test_each_nomination_has_its_gain_and_its_row_once():
-    search, told, rows = Search(SPACE, "feasible", 0), iter(range(40)), set()
-    advance(search, 40, lambda config: ok(config, 100.0 + next(told) % 7))
-    while (nominated := search.nominate()) is not None:
-        rows.add(nominated[0])
-        assert search.expected_gain is not None
-    assert len(rows) == len(SPACE) - 40
-    row = min(rows)
-    search.tell(row, ok(SPACE.config(row), 90.0))  # as one that was nominated
-    with pytest.raises(ConfigError, match="was told already"):
-        search.tell(row, ok(SPACE.config(row), 90.0))
-
-
 def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window(monkeypatch):
     proposals_that_count(monkeypatch, 8)
     shortlist = shortlist_of([])  # in which two proposals are one trial
@@ -355,15 +342,6 @@ def test_what_is_set_aside_is_tried_in_the_end_and_survives_a_kill():
 @pytest.mark.parametrize("lookahead", [RANKED, Lookahead(32, per_measured=2, queued=7, gpus=4)], ids=["1", "4"])
 def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead):
     check_ranked_resuming(lambda earlier: shortlist_of(earlier, lookahead), answer, 70, (1, 7, 27))
-
-
-def test_only_rows_that_this_session_proposed_wait():
-    earlier, _ = go(shortlist_of([]), 24)
-    resumed = shortlist_of(earlier)
-    proposed: set[int] = set()
-    while (next_one := resumed.propose(24)) is not None:
-        assert set(resumed.waiting()) <= (proposed := {*proposed, next_one[0]})
-    assert set(resumed.ready()) <= set(resumed.waiting()) == proposed
 
 
 def test_trials_of_another_seed_are_learnt_from_and_not_made_again():

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from child_python import python
 from made_models import ON_AN_H200, written_misses
-from msgspec import structs
-from stored_runs import add_trial, start_run, store_default
+from stored_runs import store_default
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Trial
@@ -93,17 +92,6 @@ class TestKernels:
         default_dispatcher.clear()
         store.put(4096, BETTER)
         assert (poll(), kernel.config, kernel.geometry.threads, poll()) == (1, BETTER, 64, 0)
-
-    def test_a_search_that_still_runs_changes_nothing(self, store):
-        kernel = store.ask(4096)
-        poll()
-        key = store.put(8192, BEST)
-        poll()
-        with Database.open(read_settings().database) as database:
-            study = database.study(structs.replace(key, sizes={"n": 4096}), device_profile("h200"))
-            run = start_run(database, study, sampler="random")
-            add_trial(database, study, run, Trial(BETTER, Outcome.OK, "", "measure"))
-        assert (poll(), kernel.tier) == (0, "nearest")
 
     def test_results_of_others_and_failures_change_nothing(self, store, monkeypatch):
         kernel = store.ask(4096)
