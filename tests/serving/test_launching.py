@@ -246,15 +246,6 @@ class TestLaunches:
         assert calls.launched == [(index, 7)]
         assert calls.current == 0 or devices == 1
 
-    def test_an_error_of_the_driver_is_told(self, launcher_of, calls, monkeypatch):
-        def refuse(*_: Any) -> None:
-            raise calls.CUDADriverError("CUDA_ERROR_INVALID_VALUE")
-
-        monkeypatch.setattr(calls, "launch", refuse)
-        launch = launcher_of(with_graphs=False).bind([array_at(0), Y], {})
-        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
-            launch()
-
     def test_a_launch_that_comes_again_becomes_a_graph(self, launcher_of, calls, graphs):
         """And is launched as one, except while its stream is captured, when graphs are not allowed."""
         calls.devices, direct, graph = 1, (0, 7), (1, 7)
@@ -316,18 +307,6 @@ class TestLaunches:
         for _ in range(2048):
             state.launch(0, (1,), (1,))
         assert (1,) in state.graphs
-
-    @pytest.mark.parametrize("with_graphs", [True, False])
-    def test_a_careful_launch_leaves_the_graphs_alone(self, launcher_of, calls, graphs, with_graphs):
-        """As calls with ``stream=`` are, which may alternate with fast ones, also while the stream is captured."""
-        calls.devices = 1
-        launcher, arrays = launcher_of(with_graphs=with_graphs), [array_at(0), Y]
-        for _ in range(4):
-            launcher.launch(arrays[:1], None, {})
-            for _ in range(3):
-                launcher.launch_fast(arrays)
-        assert graphs.asked == graphs.made == with_graphs
-        assert calls.launched[-3:] == [(int(with_graphs), 7)] * 3
 
 
 class TestLibrary:
