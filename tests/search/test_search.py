@@ -28,7 +28,14 @@ from autotile.core.model import Config, Outcome, Trial, objective_values
 from autotile.errors import ConfigError, InputError
 from autotile.search import search as searching
 from autotile.search.gaussian_process import features_of
-from autotile.search.optuna_samplers import FAILED, attributes_of, quiet_optuna, study_of_trials, write_study
+from autotile.search.optuna_samplers import (
+    FAILED,
+    FeasibleSampler,
+    attributes_of,
+    quiet_optuna,
+    study_of_trials,
+    write_study,
+)
 from autotile.search.samplers import SAMPLERS, Lookahead, check_sampler
 from autotile.search.search import Search, Shortlist
 
@@ -157,6 +164,16 @@ def test_one_that_follows_a_single_objective_is_refused():
 @pytest.mark.parametrize("sampler", ["feasible", "tpe", "nsga2"])
 def test_a_search_for_both_goes_on_as_the_first(sampler):
     check_resuming(lambda: both(sampler, 3), judged, 1, {25})
+
+
+def test_a_failure_is_told_worse_than_all_in_everything():
+    sampler = FeasibleSampler(make_space({"TM": (2, 4, 8, 1)}), 0, objectives=2)
+    for row, result in enumerate([None, (20.0, 90.0), (30.0, 40.0), None]):
+        sampler.tell(sampler.propose(row), result)
+    trials = sampler._private.trials
+    assert [trial.values for trial in trials] == [[1e6, 1e6], [20.0, 90.0], [30.0, 40.0], [60.0, 180.0]]
+    assert [trial.constraints[FAILED] for trial in trials] == [1.0, 0.0, 0.0, 1.0]
+    assert [trial.number for trial in sampler._private.best_trials] == [1, 2]
 
 
 ROWS = [SPACE.config(row) for row in range(0, len(SPACE), 11)]
