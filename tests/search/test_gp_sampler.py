@@ -335,3 +335,10 @@ def test_products_of_two_share_one_scale():
     found = np.diff(embedding.of(codes)[:, 4:], axis=0)[0]
     assert np.square(found).sum() == pytest.approx(products / 6**2)  # a sum of two spans 6 octaves on average
     assert embedding.of_each(codes).shape == (2, 4)
+
+
+def test_what_does_not_differ_is_no_coordinate():
+    features = {0: np.array([0.1, 0.5]), 1: np.array([0.3, 0.5]), 2: np.array([0.9, 0.6])}
+    points, groups = gp.compiled_points(lambda rows: rows[:, None] * 1.0, np.array([0]), features, np.array([0, 1, 7]))
+    assert groups.tolist() == [0, 1]
+    assert points(np.array([2, 5])).tolist() == [[2.0, 0.9], [5.0, pytest.approx(0.2)]]
