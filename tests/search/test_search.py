@@ -322,6 +322,22 @@ def test_the_end_of_a_search_is_foreseen_from_the_gains_that_leave_the_window(mo
     assert shortlist.trials_until(0.05) is None  # as much is added as leaves
 
 
+def test_without_a_choice_candidates_are_measured_as_they_were_proposed():
+    search = Search(SPACE, "tpe", 3)
+    shortlist = Shortlist(Search(SPACE, "tpe", 3), Lookahead(4))
+    waiting = []
+    for _ in range(40):
+        while len(waiting) < 4:
+            waiting.append(search.propose() or pytest.fail("too few rows"))
+        while shortlist.propose() is not None:
+            pass
+        row, config = waiting.pop(0)
+        assert shortlist.ready() == [row]
+        assert shortlist.choose({row: compiled_trial(config)}) == row
+        search.tell(row, answer(config))
+        shortlist.tell(row, answer(config))
+
+
 def test_more_are_compiled_than_are_measured_the_default_first_and_none_is_lost_or_measured_twice():
     ended, compiled = go(shortlist_of([]), 60)
     assert ended[0].config == DEFAULT
