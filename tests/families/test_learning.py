@@ -153,9 +153,9 @@ def expected_us(times_us: Any, best_us: Any, points: Traits, others: Traits) -> 
 
 class TestTimes:
     @staticmethod
-    def expected_and_actual(is_known: Any = np.isfinite) -> tuple[Any, Any]:
+    def expected_and_actual(is_known: Any = np.isfinite, seed: int = 1, count: int = 12) -> tuple[Any, Any]:
         """Return predicted and true times at unseen sizes, given those times of 24 points that are known by losses."""
-        gpu, unseen = SyntheticGpu.make(1, 12, noise=0.0), drawn(50, 4)
+        gpu, unseen = SyntheticGpu.make(seed, count, noise=0.0), drawn(50, 4)
         _, points, measured = gpu.measured(FAMILY, 24)
         times_us = np.where(is_known(measured.losses), measured.times_us, np.nan)
         expected = expected_us(times_us, measured.times_us.min(axis=1), gpu.traits(points), gpu.traits(unseen))
@@ -173,6 +173,32 @@ class TestTimes:
         good = actual < 2.0 * actual.min(axis=1, keepdims=True)
         errors = np.where(good, np.abs(np.log(expected / actual)), np.nan)
         assert np.nanmedian(errors, axis=0).max() < 0.06
+
+    def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self):
+        """Averaged over several GPUs, for the configuration with the least expected time."""
+        once = np.arange(20, 40)
+
+        def is_known(losses: np.ndarray) -> np.ndarray:
+            known = np.tile(np.arange(40) < 20, (24, 1))
+            known[losses[:, once].argmin(axis=0), once] = True
+            return known
+
+        lost = []
+        for seed in range(2):
+            expected, actual = self.expected_and_actual(is_known, seed, 40)
+            lost.append((actual[np.arange(50), expected.argmin(axis=1)] / actual.min(axis=1) - 1).mean())
+        assert np.mean(lost) < 0.3
+
+    def test_a_wave_that_is_begun_is_a_whole_one(self):
+        """With many resident blocks per SM, one block more than a wave takes the time of two waves."""
+        traits = SyntheticGpu.make(2, 1, noise=0.0).traits([{"M": M, "N": 128, "K": 64} for M in range(16, 60000, 400)])
+        waves = traits.waves[:, 0]
+        times_us = 10.0 * np.ceil(waves)[:, None]
+        even = np.arange(len(waves)) % 2 == 0
+        points, others = (traits.rows(np.flatnonzero(which)) for which in (even, ~even))
+        expected = expected_us(times_us[even], times_us[even, 0], points, others)[:, 0]
+        assert waves.max() > 2
+        assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
 
     def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self):
         """Even though two blocks on an SM, as fast as one, make the model expect twice the time."""
