@@ -360,6 +360,15 @@ def test_a_killed_session_goes_on_as_if_it_had_not_been_killed(lookahead):
     check_ranked_resuming(lambda earlier: shortlist_of(earlier, lookahead), answer, 70, (1, 7, 27))
 
 
+def test_only_rows_that_this_session_proposed_wait():
+    earlier, _ = go(shortlist_of([]), 24)
+    resumed = shortlist_of(earlier)
+    proposed: set[int] = set()
+    while (next_one := resumed.propose(24)) is not None:
+        assert set(resumed.waiting()) <= (proposed := {*proposed, next_one[0]})
+    assert set(resumed.ready()) <= set(resumed.waiting()) == proposed
+
+
 def test_trials_of_another_seed_are_learnt_from_and_not_made_again():
     others, _ = go(shortlist_of([], seed=1), 50)
     rest, _ = go(shortlist_of(others, seed=2), 80, done=50)
