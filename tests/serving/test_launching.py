@@ -262,7 +262,11 @@ class TestLaunches:
             calls.launched.clear()
             assert launcher.launch_fast(both) is both
             assert calls.launched == [direct]
-        assert graphs.made == 1
+        launcher = launcher_of(with_graphs=False)
+        launcher.launch(arrays[:1], None, {})
+        for _ in range(3):
+            assert launcher.launch_fast(arrays) is arrays
+        assert graphs.asked == 1
 
     def test_a_bound_launch_has_graphs_by_stream(self, launcher_of, calls):
         calls.devices, x, views = 1, array_at(0), [array_at(0)]
