@@ -287,6 +287,15 @@ def test_preparing_the_items_of_one_problem_changes_nothing(ensemble):
     np.testing.assert_allclose(predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5)
 
 
+def test_an_input_that_never_varied_is_ignored_and_some_items_are_predicted_as_before(ensemble):
+    inputs, _ = _rows(50, 3)
+    other = inputs._replace(item=inputs.item + 1000)
+    assert np.array_equal(ensemble.predict(inputs)[0], ensemble.predict(other)[0])
+    chosen = inputs.rows(np.flatnonzero(inputs.number == 2))
+    part = ensemble.only([3, 2]).predict(chosen._replace(number=np.ones(len(chosen.number), np.int64)))
+    np.testing.assert_allclose(part[0], ensemble.predict(chosen)[0], rtol=1e-6)
+
+
 def measured(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs, two sizes and a flag, and errors with a step at a size of 8 doublings for flag 1."""
     random = np.random.default_rng(seed)
