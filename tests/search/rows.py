@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, Value
 from autotile.kernel.spec import Parameter
-from autotile.search.row_sampler import RowSampler
 from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
@@ -133,16 +132,6 @@ def check_ranked_resuming(
         rest, _ = session(make(whole[:done]), trials, trial_of, done)
         assert [trial.config for trial in rest] == [trial.config for trial in whole[done:]], done
     return whole
-
-
-def least_of(sampler: RowSampler, trials: int, value: Callable[[Config], float]) -> float:
-    """Return the least value of some trials of a sampler."""
-    found = []
-    for _ in range(trials):
-        row = sampler.propose()
-        found.append(value(sampler.candidates.space.config(row)))
-        sampler.tell(row, (found[-1],))
-    return min(found)
 
 
 def wide_space() -> SearchSpace:

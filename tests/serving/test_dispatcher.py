@@ -384,6 +384,16 @@ class TestWorkingDirectory:
             assert get_best_kernel(store.path, n=4096, device="h200", database=form("mine.db")).tier == tier
             assert dispatcher.get_best_kernel(store.path, n=4096, device="h200").tier == "exact"
 
+    def test_an_open_database(self, tmp_path, monkeypatch):
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path)
+        with Database.open("here.db") as database:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            database.close()  # the next connection is a new one
+            assert database.studies() == []
+            database.check_in_place()
+        assert not list((tmp_path / "elsewhere").iterdir())
+
     def test_settings_are_below_the_folder_of_the_first_use(self, folders, tmp_path):
         code = (
             "import os, autotile\n"

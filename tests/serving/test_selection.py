@@ -125,11 +125,6 @@ SCENARIOS: dict[str, list[Step]] = {
         asked(4096, "nearest", SMALL, f"{NEAREST}: sizes n=1024 instead of n=4096"),
         asked(16384, "nearest", LARGE),
     ],
-    "transferred": [
-        put(4096, LARGE, device=A100),
-        asked(4096, "transferred", LARGE, "tuned elsewhere: GPU NVIDIA A100", "instead of NVIDIA H200"),
-        asked(4096, "transferred", LARGE, "number of SMs 108 instead of 132"),
-    ],
     "of other GPUs the same architecture comes before a nearer size": [
         put(4096, LARGE, device=A100),
         put(65536, SMALL, device=H100),
