@@ -294,15 +294,6 @@ class TestLaunches:
             assert set(state.graphs) == {(pointer,) for pointer in range(start, start + 32)}
         assert graphs.made == 64
 
-    def test_patience_begins_anew_with_each_graph(self, state, graphs):
-        """Earlier launches on arrays that never came again do not affect the graphs in use."""
-        keep(state, range(1000, 3000))
-        for pointers in (range(1, 33), range(100, 150)):
-            for pointer in [*pointers] * 2:
-                state.launch(0, (pointer,), (pointer,))
-        assert graphs.made == 32
-        assert (1,) in state.graphs
-
     def test_what_is_refused_is_asked_for_again_after_a_long_time(self, state, graphs):
         graphs.refuses = True
         for _ in range(5000):
