@@ -130,24 +130,6 @@ def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed():
         assert min(trial.time_us for trial in advance(Search(space, "feasible", seed), 70, wide_ok)) == least
 
 
-def test_many_compiled_rows_are_chosen_between_two_results():
-    space = wide_space()
-    search = Search(space, "feasible", seed=0)
-    rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(200))]
-    for row in rows[:12]:
-        search.ranking.begin(row)
-        search.tell(row, wide_ok(space.config(row)))
-    waiting, chosen = rows[12:], []
-    for _ in range(20):
-        chosen.append(search.ranking.select(waiting))
-        search.ranking.begin(chosen[-1])
-        waiting.remove(chosen[-1])
-    assert len(set(chosen)) == 20
-    predicted, others = ([wide_time_us(space.config(row)) for row in part] for part in (chosen, waiting))
-    assert np.median(predicted) < np.median(others)
-    assert search.ranking.select(waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
-
-
 def test_a_large_space_is_searched_near_the_best_and_everywhere():
     space = make_space(dict.fromkeys("ABCDEF", (1, 2, 4, 8)) | {"G": (1, 2, 3)})  # 12,288 rows
     best = np.array([7000, 20])
