@@ -195,12 +195,6 @@ def test_missing_packages_are_named(strategy, monkeypatch):
     assert not [name for name in sampler_names() if name.startswith(STRATEGY_PREFIX)]
 
 
-def test_a_strategy_that_cannot_search_the_space_says_why():
-    search = Search(make_space({"A": (1, 2, 4)}), f"{STRATEGY_PREFIX}firefly_algorithm")
-    with pytest.raises(InputError, match=r"firefly_algorithm cannot search these 3 configurations \(IndexError"):
-        search.propose()
-
-
 @pytest.fixture
 def child_module(tmp_path, monkeypatch):
     """Run a worker of a few lines in place of the one that runs strategies."""

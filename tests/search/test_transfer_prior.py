@@ -41,12 +41,6 @@ def source_of(time_of: TimeOf = time_us, every: int = 3, space: SearchSpace = SP
     return "another", [(config, time_of(config)) for config in configs]
 
 
-def test_rows_that_no_source_tried_are_answered():
-    prior = transferred_speeds(SPACE, [source_of(every=4)])
-    assert time_us(SPACE.config(int(prior.best[0]))) <= 1.1 * 10.0
-    assert len(set(prior.best[:50].tolist())) == 50
-
-
 def test_a_source_of_another_version_is_read_by_what_it_shares():
     older = make_space({"BM": (16, 32, 64, 128, 512), "BN": BN, "OLD": (1, 2)})
     prior = transferred_speeds(SPACE, [source_of(lambda c: time_us({**c, "BK": 16, "VEC": 4}), 1, older)])
