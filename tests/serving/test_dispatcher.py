@@ -183,19 +183,16 @@ class TestDatabases:
             assert path.read_bytes() == content
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_an_exact_result_is_read_without_the_others(self, store, monkeypatch):
+    def test_an_exact_result_is_read_without_the_others_and_the_default_where_none_can_be(self, store, monkeypatch):
         store.put(4096, BEST)
         with monkeypatch.context() as patch:
             patch.delattr("autotile.serving.selection.WINNERS")
             assert (store.ask(4096, device=None).tier, store.ask(4096, device=None).config) == ("exact", BEST)
         assert store.ask(8192, device=None).tier == "nearest"
 
-    @pytest.mark.usefixtures("live_gpu")
-    def test_one_that_cannot_be_read_or_written(self, store, monkeypatch):
         def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("the disk refused")
 
-        store.put(4096, BEST)
         for method in ("add_misses", "open"):
             monkeypatch.setattr(Database, method, fail)
             assert store.ask(8192, device=None).tier == "nearest"
