@@ -74,9 +74,7 @@ def compiled_trial(config: Config, registers: int = 32) -> Trial:
     return Trial(config, Outcome.OK, "", "compile", geometry, Resources(registers, 0, 0, 0, 0), occupancy)
 
 
-def session(
-    shortlist: Shortlist, trials: int, trial_of: TrialOf, done: int = 0, compiled: TrialOf = compiled_trial
-) -> tuple[list[Trial], int]:
+def session(shortlist: Shortlist, trials: int, trial_of: TrialOf, done: int = 0) -> tuple[list[Trial], int]:
     """Run a session, which has the next candidate at hand while one runs; return its trials and compilations.
 
     It ends when ``trials`` have ended, with those ``done`` by earlier sessions, or when no row is left.
@@ -91,7 +89,7 @@ def session(
         ready = shortlist.ready() if room else []
         bad = [row for row in ready if trial_of(config(row)).stage == "resources"]
         if ready and not bad:
-            running.append(shortlist.choose({row: compiled(config(row)) for row in ready}))
+            running.append(shortlist.choose({row: compiled_trial(config(row)) for row in ready}))
             continue
         if not bad and not running:
             break

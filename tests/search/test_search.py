@@ -9,7 +9,6 @@ import optuna
 import pytest
 from rows import (
     DEFAULT,
-    TrialOf,
     advance,
     broken,
     check_ranked_resuming,
@@ -376,28 +375,6 @@ def test_trials_of_another_seed_are_learnt_from_and_not_made_again():
     assert min(trial.time_us or np.inf for trial in others) < 200
     again, _ = go(shortlist_of(others + rest[:10], seed=2), 80, done=60)
     assert configs(again) == configs(rest[10:])
-
-
-def test_what_the_compiler_says_decides_among_candidates_alike():
-    """The time depends on the registers, which are random and known from the compiler only."""
-    space = make_space({"A": tuple(range(2, 26)), "B": (1, 2, 4, 8, 16)})
-    registers = np.random.default_rng(0).permutation(np.linspace(16, 255, len(space)).astype(int))
-
-    def said(config: Config) -> Trial:
-        return compiled_trial(config, int(registers[space.row_of(config)]))
-
-    def mean_us(compiled: TrialOf) -> float:
-        def measured(config: Config) -> Trial:
-            time = ok(config, float(registers[space.row_of(config)])).measurement
-            return replace(compiled(config), stage="measure", measurement=time)
-
-        searches = [Search(space, "feasible", seed) for seed in range(2)]
-        sessions = [Shortlist(search, Lookahead(4, per_measured=2)) for search in searches]
-        return float(
-            np.mean([trial.time_us for each in sessions for trial in session(each, 40, measured, 0, compiled)[0]])
-        )
-
-    assert mean_us(said) < 0.85 * mean_us(compiled_trial)
 
 
 def test_no_room_proposes_nothing_and_a_sampler_without_a_model_cannot_rank():
