@@ -69,20 +69,6 @@ class TestRule:
             found = measured._replace(**equal, is_valid=valid)
             assert learn_rule(found, list_features(SPEC, 1), 1)[0] == (1 - other,)
 
-    def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self):
-        """A large tile wins at the points, all of which fill its last round, and loses at most other sizes."""
-        gpu = SyntheticGpu.make(1, 40, noise=0.0)
-        sizes = [{"M": M, "N": 4096, "K": 1024} for M in range(64, 8192, 64)]
-        tile = gpu.traits(sizes).tile
-        traits = gpu.traits(sizes).select([int(tile.argmax()), int(tile.argmin())])
-        times_us = traits.rounds * traits.tile * [0.97, 1.0]
-        at_best = np.flatnonzero(times_us[:, 0] < times_us[:, 1])[:12]
-        proposed, valid = (np.ones((count, 2), np.bool_) for count in (len(at_best), len(sizes)))
-        measured = family.TrainingData(times_us[at_best], proposed, traits.rows(at_best), traits, valid)
-        assert times_us[:, 1].sum() < times_us[:, 0].sum()
-        assert len(at_best) > 3
-        assert learn_rule(measured, list_features(SPEC, 1), 1)[0] == (1,)
-
 
 class TestSelection:
     @given(matrices, st.integers(1, 5))

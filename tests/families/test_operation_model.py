@@ -230,13 +230,6 @@ class TestSelection:
         model = self.chosen(lambda _: times_us, kernels, 3)
         assert tuple(one.kernel for one in model.candidates) == expected
 
-    def test_of_each_kernel_it_is_the_one_that_is_fastest_among_its_own(self):
-        kernels = ("sgemm", "sgemm_ws", "sgemm_ws", "sgemm_2d")
-        model = self.chosen(lambda _: (10.0, 40.0, 20.0, 30.0), kernels, 3)
-        served = {one.kernel: one.config for one in model.candidates}
-        assert set(served) == set(self.KERNELS)
-        assert served["sgemm_ws"] == {**load_kernel("sgemm_ws").spec.default, "MIN_BLOCKS": 2}
-
     def test_what_is_fastest_of_all_comes_before_what_is_only_served_alone(self):
         """Two configurations of one kernel are each twice as fast at half of the problems."""
         kernels = ("sgemm", "sgemm", "sgemm_ws")
