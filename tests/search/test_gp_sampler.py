@@ -190,19 +190,6 @@ def test_an_observation_lowers_the_doubt_as_a_chosen_point_explains_and_without_
     assert np.square(less[some] / doubt[some]) == pytest.approx(1 - explained, abs=2e-3)
 
 
-def test_points_may_be_replaced(drawn):
-    points, observed, targets = drawn
-    process = GaussianProcess(PARAMETERS, points[:30], observed[:20])
-    process.observe(observed[20:25])
-    process.replace_points(np.array([4, 9]), points[30:])
-    process.observe(observed[25:90])
-    order = [*range(4), 30, *range(5, 9), 31, *range(10, 30), *range(32, 50)]
-    fresh = GaussianProcess(PARAMETERS, points[order], observed)
-    known = np.ones(90, np.bool_)
-    for found, expected in zip(process.predict(targets[None], known), fresh.predict(targets[None], known), strict=True):
-        assert found == pytest.approx(expected, abs=2e-2)
-
-
 LOADS_SCIPY = """
 import sys
 from threadpoolctl import threadpool_info
