@@ -16,7 +16,7 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
-from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, _smallest, prepare
+from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, prepare
 from autotile.families.operation_model import (
     CandidateKey,
     Expected,
@@ -324,12 +324,6 @@ def test_the_nearest_of_all_decide(count, seed, first, second):
     expected = (share * errors.astype(np.float16)[nearest]).sum() / share.sum()
     found = Neighbours.fit(inputs, errors, np.zeros(count, np.int64), 2)
     assert found.look_up(place, 0)[0] == pytest.approx(expected, abs=0.02)
-
-
-@given(st.integers(1, 600), st.integers(0, 99))
-def test_the_nearest_are_found(count, seed):
-    values = np.random.default_rng(seed).permutation(count).astype(np.float32)
-    assert sorted(values[_smallest(values)]) == list(range(min(count, 8)))
 
 
 MODELS = sorted((Path(__file__).parents[2] / "tuned" / "models").glob("*.json"))
