@@ -163,19 +163,6 @@ class TestTimes:
         assert waves.max() > 2
         assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
 
-    def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self):
-        """Even though two blocks on an SM, as fast as one, make the model expect twice the time."""
-        gpu = SyntheticGpu.make(2, 1, noise=0.0)
-        times_us = np.array([[30.0], [31.0], [30.5], [1000.0]])
-        points, others = (
-            gpu.traits([{**CUBE, "M": M} for M in sizes])
-            for sizes in ((64, 8192, 512, 32_768), (64, 128, 512, 4096, 8192))
-        )
-        expected = expected_us(times_us, times_us[:, 0], points, others)
-        margin = 1.0 + np.exp(-1.0 / 0.1)  # nearly 1 for a configuration that is known nearby
-        assert (expected[:, 0] >= 30.0).all()
-        assert (expected[:, 0] <= 31.0 * margin).all()
-
 
 class TestBounds:
     """Measured times bound others, also those of a model whose time is that of the bytes, and more if ragged."""

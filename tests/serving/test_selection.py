@@ -342,11 +342,6 @@ class TestUntuned:
         choice = untuned(request)
         return choice.config, choice.estimated
 
-    @pytest.mark.parametrize("name", ["sgemm", "sgemm_2d", "gemm_mma", "gemm_wgmma", "matmul_naive"])
-    def test_the_default_is_served_where_it_fits_and_a_guess_does_not_replace_it(self, name):
-        n = 1 if name == "matmul_naive" else 4096
-        assert self.serve(name, M=4096, N=n, K=4096) == (dict(load_kernel(name).spec.default), None)
-
     def test_one_block_of_a_deep_product_is_split(self):
         config, estimated = self.serve("gemm_mma", M=64, N=64, K=131072)
         assert estimated.default_us > 20 * estimated.time_us
