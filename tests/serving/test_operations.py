@@ -73,16 +73,6 @@ def store_library(time_us: float, version: str = "", l2: L2Mode = "cold", **size
 
 
 class TestMeasured:
-    @pytest.mark.parametrize(("library_us", "served"), [(4.0, "sgemm"), (2.0, "cublas")])
-    def test_the_fastest_is_served(self, library_us, served):
-        store_kernel("sgemm", 3.0)
-        store_kernel("sgemm_ws", 5.0)
-        store_library(library_us)
-        found = serve(EMULATE=0)
-        assert (found.kernel, found.tier, found.is_library) == (served, "exact", served == "cublas")
-        times_us = [one.time_us for one in found.contenders]
-        assert (times_us, found.measurement.time_us) == (sorted([3.0, 5.0, library_us]), times_us[0])
-        assert serve(EMULATE=0, library=False).kernel == "sgemm"
 
     def test_times_with_the_cache_in_the_other_state_come_last(self, model, monkeypatch):
         store_library(2.0, l2="hot")
