@@ -73,7 +73,6 @@ def store_library(time_us: float, version: str = "", l2: L2Mode = "cold", **size
 
 
 class TestMeasured:
-
     def test_times_with_the_cache_in_the_other_state_come_last(self, model, monkeypatch):
         store_library(2.0, l2="hot")
         assert choice(EMULATE=0) == ("cublas", "nearest")

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from child_python import python
-from hypothesis import given
-from hypothesis import strategies as st
 from made_models import rule_of
 from msgspec import structs
 from sqlalchemy import update
@@ -617,30 +615,3 @@ class TestFamilies:
             "print(kernel.tier, [name for name in ('scipy', 'sqlalchemy', 'optuna') if name in sys.modules])"
         )
         assert python("-c", code).stdout == "family []\n"
-
-
-TILED = load_kernel("matmul_tiled")
-TILES = tuple(
-    {"TILE": tile, "PAD": 0, "UNROLL": unroll, "GUARDED": guarded}
-    for tile, unroll, guarded in ((32, 32, False), (16, 16, False), (16, 16, True))
-)
-sizes = st.integers(1, 4096)
-
-
-@given(sizes, sizes, sizes, st.permutations(range(3)), st.sampled_from(["waves", "work_ratio", "size", "alignment"]))
-def test_what_a_rule_serves_is_valid_at_any_sizes_in_any_order(m, n, k, order, kind):
-    problem = Problem("matmul_tiled", {"M": m, "N": n, "K": k}, "float32")
-    key = structs.replace(key_of(TILED, problem, H200, nvrtc_version="13.0", l2_mode="cold"), sizes={})
-    of_size = kind in ("size", "alignment")
-    question = Feature(kind, "M") if of_size else Feature(kind, config=0, over=2 * (kind != "waves"))
-    tree = Split(question, 1.0, tuple(order), tuple(reversed(order)))
-    family = parse_family(TILED.spec, ["M=1..4096", "N=1..4096", "K=1..4096"])
-    stored = StoredRule(key, H200, rule_of(family, TILES, tree), NOW)
-    choice = chosen(TILED, problem, rules=[stored])
-    assert check_config(TILED.spec, choice.config, problem, H200) == ""
-    served = stored.rule.order(TILED.spec, H200, problem)
-    valid = [number for number in served if not check_config(TILED.spec, TILES[number], problem, H200)]
-    if valid:
-        assert (choice.tier, choice.config) == ("family", TILES[valid[0]])
-    else:
-        assert choice.tier == "default"
