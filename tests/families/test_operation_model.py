@@ -273,6 +273,18 @@ def test_preparing_the_items_of_one_problem_changes_nothing(ensemble):
     np.testing.assert_allclose(predict(inputs.problem[0], inputs.pair.T)[0], ensemble.predict(inputs)[0], rtol=1e-5)
 
 
+def test_many_items_are_predicted_as_few(ensemble):
+    inputs, _ = _rows(700, 4)
+    predict = prepare(ensemble.arrays, inputs.number, inputs.item)
+    for first in (0, 200, 690):
+        part = slice(first, first + 10)
+        of_few = prepare(ensemble.arrays, inputs.number[part], inputs.item[part])
+        for rows, of_part in ((inputs.problem.T, inputs.problem[part].T), (inputs.problem[0],) * 2):
+            whole, alone = predict(rows, inputs.pair.T), of_few(of_part, inputs.pair[part].T)
+            for all_values, values in zip(whole, alone, strict=True):
+                np.testing.assert_allclose(all_values[part], values, rtol=1e-5, atol=1e-5)
+
+
 def test_an_input_that_never_varied_is_ignored_and_some_items_are_predicted_as_before(ensemble):
     inputs, _ = _rows(50, 3)
     other = inputs._replace(item=inputs.item + 1000)
