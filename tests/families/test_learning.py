@@ -1,6 +1,5 @@
 """Learning of a rule, on a synthetic GPU whose times are known everywhere."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,68 +29,24 @@ def measured_by(seed: int, count: int, points: int, words: list[str] = FAMILY) -
     return SyntheticGpu.make(seed, count).measured(words, points, seed)[2]
 
 
-@cache
-def learned_by(seed: int) -> tuple[SyntheticGpu, list[dict[str, int]], family.TrainingData, family.LearnedRule]:
-    """Return a GPU, 14 points, their measurements, and the rule that is learned from them."""
-    gpu = SyntheticGpu.make(seed, 30)
-    _, points, measured = gpu.measured(FAMILY, 14, seed)
-    return gpu, points, measured, learned_from(measured)
-
-
 def number_of_leaves(tree: family.Tree) -> int:
     return 1 if isinstance(tree, tuple) else number_of_leaves(tree.then) + number_of_leaves(tree.otherwise)
 
 
-def losses_elsewhere(seed: int) -> tuple[float, float]:
-    """Return the mean loss at unseen sizes of the rule, and of the winner of the nearest size."""
-    gpu, points, measured, learned = learned_by(seed)
-    unseen = drawn(60, seed)
-    times = np.array([gpu.times_us(sizes) for sizes in unseen])
-    best = times[:, np.flatnonzero(measured.proposed_by.any(axis=0))].min(axis=1)
-    by_rule = times[np.arange(60), gpu.served(learned, unseen)] / best - 1
-    winners = measured.times_us.argmin(axis=1)
-    nearest = [min(range(14), key=lambda i: size_distance(points[i], sizes)) for sizes in unseen]
-    by_nearest = times[np.arange(60), winners[nearest]] / best - 1
-    return float(by_rule.mean()), float(by_nearest.mean())
-
-
 class TestRule:
-    """Losses are averaged over several GPUs, where they need not hold for a single one."""
-
     def test_it_loses_little_where_it_was_not_tuned_and_less_than_the_nearest(self):
-        by_rule, by_nearest = np.mean([losses_elsewhere(seed) for seed in range(2)], axis=0)
-        assert by_rule < 0.04
-        assert by_rule < by_nearest / 2
-
-    def test_it_loses_no_less_than_the_best_of_each_point_but_less_than_the_best_single_configuration(self):
-        ratios = []
+        """On average over two GPUs; it need not hold for a single one."""
+        by_rule, by_nearest = [], []
         for seed in range(2):
-            _, _, measured, (chosen, _, served, held_out) = learned_by(seed)
-            losses = measured.losses[:, chosen]
-            assert (served >= losses.min(axis=1)).all()
-            assert (held_out >= 0).all()
-            ratios.append((served.mean(), losses.mean(axis=0).min()))
-        by_rule, by_one = np.mean(ratios, axis=0)
-        assert by_rule < by_one / 2
-
-    def test_what_cannot_be_served_is_never_counted_as_served(self):
-        measured = measured_by(3, 20, 6)
-        holes = np.random.default_rng(0).random(measured.times_us.shape) < 0.4
-        holes[:, 0] = False
-        times_us = np.where(holes, np.nan, measured.times_us)
-        holed = measured._replace(times_us=times_us, proposed_by=measured.proposed_by & ~holes)
-        chosen, _, losses, _ = learned_from(holed)
-        assert np.isfinite(losses).all()
-        for loss, row in zip(losses, holed.losses[:, chosen], strict=True):
-            assert loss in row[np.isfinite(row)] or loss == family.UNSERVED_LOSS
-
-    def test_of_few_points_each_is_served_well_though_leaving_any_out_loses_much(self):
-        measured = [measured_by(seed, 20, 3) for seed in range(3)]
-        learned = [learned_from(one) for one in measured]
-        losses = np.mean([served.mean() for _, _, served, _ in learned])
-        assert losses < 0.05
-        assert losses < np.mean([held_out.mean() for *_, held_out in learned]) / 4
-        assert learned[0][:2] == learned_from(measured[0])[:2]  # it is the same every time
+            gpu, unseen = SyntheticGpu.make(seed, 30), drawn(60, seed)
+            _, points, measured = gpu.measured(FAMILY, 14, seed)
+            times = np.array([gpu.times_us(sizes) for sizes in unseen])
+            best = times[:, np.flatnonzero(measured.proposed_by.any(axis=0))].min(axis=1)
+            by_rule.append(times[np.arange(60), gpu.served(learned_from(measured), unseen)] / best - 1)
+            nearest = [min(range(14), key=lambda i: size_distance(points[i], sizes)) for sizes in unseen]
+            by_nearest.append(times[np.arange(60), measured.times_us.argmin(axis=1)[nearest]] / best - 1)
+        assert np.mean(by_rule) < 0.04
+        assert np.mean(by_rule) < np.mean(by_nearest) / 2
 
     def test_a_single_point_has_a_rule_and_no_held_out_loss(self):
         _, tree, losses, held_out = learned_from(measured_by(3, 10, 4, ["M=512", "N=512", "K=512"]))
@@ -113,20 +68,6 @@ class TestRule:
             valid[: len(valid) // 2, other] = False
             found = measured._replace(**equal, is_valid=valid)
             assert learn_rule(found, list_features(SPEC, 1), 1)[0] == (1 - other,)
-
-    def test_configurations_are_chosen_for_what_they_are_expected_to_take_between_the_points(self):
-        """A large tile wins at the points, all of which fill its last round, and loses at most other sizes."""
-        gpu = SyntheticGpu.make(1, 40, noise=0.0)
-        sizes = [{"M": M, "N": 4096, "K": 1024} for M in range(64, 8192, 64)]
-        tile = gpu.traits(sizes).tile
-        traits = gpu.traits(sizes).select([int(tile.argmax()), int(tile.argmin())])
-        times_us = traits.rounds * traits.tile * [0.97, 1.0]
-        at_best = np.flatnonzero(times_us[:, 0] < times_us[:, 1])[:12]
-        proposed, valid = (np.ones((count, 2), np.bool_) for count in (len(at_best), len(sizes)))
-        measured = family.TrainingData(times_us[at_best], proposed, traits.rows(at_best), traits, valid)
-        assert times_us[:, 1].sum() < times_us[:, 0].sum()
-        assert len(at_best) > 3
-        assert learn_rule(measured, list_features(SPEC, 1), 1)[0] == (1,)
 
 
 class TestSelection:
@@ -197,40 +138,17 @@ def expected_us(times_us: Any, best_us: Any, points: Traits, others: Traits) -> 
 
 
 class TestTimes:
-    @staticmethod
-    def expected_and_actual(is_known: Any = np.isfinite, seed: int = 1, count: int = 12) -> tuple[Any, Any]:
-        """Return predicted and true times at unseen sizes, given those times of 24 points that are known by losses."""
-        gpu, unseen = SyntheticGpu.make(seed, count, noise=0.0), drawn(50, 4)
-        _, points, measured = gpu.measured(FAMILY, 24)
-        times_us = np.where(is_known(measured.losses), measured.times_us, np.nan)
-        expected = expected_us(times_us, measured.times_us.min(axis=1), gpu.traits(points), gpu.traits(unseen))
-        return expected, np.array([gpu.times_us(sizes) for sizes in unseen])
-
-    def test_it_tells_configurations_apart_where_it_was_not_fitted(self):
-        expected, actual = self.expected_and_actual()
-        errors = np.log(expected / actual)
-        differences = np.log(actual) - np.log(actual).mean(axis=1, keepdims=True)
-        assert np.median(np.abs(errors - errors.mean(axis=1, keepdims=True))) < 0.25 * np.median(np.abs(differences))
-
-    def test_where_a_configuration_cannot_run_bends_nothing_where_it_can(self):
-        """Each configuration was measured only where it is good, and large tiles only at large problems."""
-        expected, actual = self.expected_and_actual(lambda losses: losses < 1.5)
-        good = actual < 2.0 * actual.min(axis=1, keepdims=True)
-        errors = np.where(good, np.abs(np.log(expected / actual)), np.nan)
-        assert np.nanmedian(errors, axis=0).max() < 0.06
-
     def test_configurations_that_were_measured_once_are_hardly_believed_to_be_the_best(self):
-        """Averaged over several GPUs, for the configuration with the least expected time."""
-        once = np.arange(20, 40)
-
-        def is_known(losses: np.ndarray) -> np.ndarray:
-            known = np.tile(np.arange(40) < 20, (24, 1))
-            known[losses[:, once].argmin(axis=0), once] = True
-            return known
-
-        lost = []
+        """At unseen sizes, on average over two GPUs, for the configuration with the least expected time."""
+        once, unseen, lost = np.arange(20, 40), drawn(50, 4), []
         for seed in range(2):
-            expected, actual = self.expected_and_actual(is_known, seed, 40)
+            gpu = SyntheticGpu.make(seed, 40, noise=0.0)
+            _, points, measured = gpu.measured(FAMILY, 24)
+            known = np.tile(np.arange(40) < 20, (24, 1))
+            known[measured.losses[:, once].argmin(axis=0), once] = True
+            times_us = np.where(known, measured.times_us, np.nan)
+            expected = expected_us(times_us, measured.times_us.min(axis=1), gpu.traits(points), gpu.traits(unseen))
+            actual = np.array([gpu.times_us(sizes) for sizes in unseen])
             lost.append((actual[np.arange(50), expected.argmin(axis=1)] / actual.min(axis=1) - 1).mean())
         assert np.mean(lost) < 0.3
 
@@ -244,19 +162,6 @@ class TestTimes:
         expected = expected_us(times_us[even], times_us[even, 0], points, others)[:, 0]
         assert waves.max() > 2
         assert np.abs(expected / times_us[~even, 0] - 1).max() < 0.02
-
-    def test_a_larger_problem_takes_no_less_and_a_smaller_one_no_more(self):
-        """Even though two blocks on an SM, as fast as one, make the model expect twice the time."""
-        gpu = SyntheticGpu.make(2, 1, noise=0.0)
-        times_us = np.array([[30.0], [31.0], [30.5], [1000.0]])
-        points, others = (
-            gpu.traits([{**CUBE, "M": M} for M in sizes])
-            for sizes in ((64, 8192, 512, 32_768), (64, 128, 512, 4096, 8192))
-        )
-        expected = expected_us(times_us, times_us[:, 0], points, others)
-        margin = 1.0 + np.exp(-1.0 / 0.1)  # nearly 1 for a configuration that is known nearby
-        assert (expected[:, 0] >= 30.0).all()
-        assert (expected[:, 0] <= 31.0 * margin).all()
 
 
 class TestBounds:

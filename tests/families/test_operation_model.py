@@ -16,7 +16,7 @@ from autotile.core.device import device_profile
 from autotile.core.documents import decode_json, encode_json
 from autotile.core.model import Config, Resources
 from autotile.errors import DataError, InputError
-from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, _smallest, prepare
+from autotile.families.network import MAX_POINTS, Ensemble, Inputs, Neighbours, prepare
 from autotile.families.operation_model import (
     CandidateKey,
     Expected,
@@ -230,13 +230,6 @@ class TestSelection:
         model = self.chosen(lambda _: times_us, kernels, 3)
         assert tuple(one.kernel for one in model.candidates) == expected
 
-    def test_of_each_kernel_it_is_the_one_that_is_fastest_among_its_own(self):
-        kernels = ("sgemm", "sgemm_ws", "sgemm_ws", "sgemm_2d")
-        model = self.chosen(lambda _: (10.0, 40.0, 20.0, 30.0), kernels, 3)
-        served = {one.kernel: one.config for one in model.candidates}
-        assert set(served) == set(self.KERNELS)
-        assert served["sgemm_ws"] == {**load_kernel("sgemm_ws").spec.default, "MIN_BLOCKS": 2}
-
     def test_what_is_fastest_of_all_comes_before_what_is_only_served_alone(self):
         """Two configurations of one kernel are each twice as fast at half of the problems."""
         kernels = ("sgemm", "sgemm", "sgemm_ws")
@@ -265,13 +258,6 @@ def _rows(count: int, seed: int) -> tuple[Inputs, NDArray[np.float64]]:
 def ensemble():
     inputs, targets = _rows(2000, 0)
     return Ensemble.fit(inputs, targets, np.ones(2000), ITEMS, epochs=30)
-
-
-def test_it_learns_a_function_with_a_kink_and_the_offsets_of_items(ensemble):
-    inputs, targets = _rows(500, 1)
-    mean, spread = ensemble.predict(inputs)
-    assert np.sqrt(np.mean((mean - targets) ** 2)) < 0.3
-    assert (spread >= 0).all()
 
 
 def test_equal_rows_give_equal_networks():
@@ -350,12 +336,6 @@ def test_the_nearest_of_all_decide(count, seed, first, second):
     expected = (share * errors.astype(np.float16)[nearest]).sum() / share.sum()
     found = Neighbours.fit(inputs, errors, np.zeros(count, np.int64), 2)
     assert found.look_up(place, 0)[0] == pytest.approx(expected, abs=0.02)
-
-
-@given(st.integers(1, 600), st.integers(0, 99))
-def test_the_nearest_are_found(count, seed):
-    values = np.random.default_rng(seed).permutation(count).astype(np.float32)
-    assert sorted(values[_smallest(values)]) == list(range(min(count, 8)))
 
 
 MODELS = sorted((Path(__file__).parents[2] / "tuned" / "models").glob("*.json"))

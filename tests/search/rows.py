@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from autotile.core.model import Config, LaunchGeometry, Measurement, Occupancy, Outcome, Resources, Trial, Value
 from autotile.kernel.spec import Parameter
-from autotile.search.row_sampler import RowSampler
 from autotile.search.search import Search, Shortlist
 from autotile.space.search_space import SearchSpace
 
@@ -75,9 +74,7 @@ def compiled_trial(config: Config, registers: int = 32) -> Trial:
     return Trial(config, Outcome.OK, "", "compile", geometry, Resources(registers, 0, 0, 0, 0), occupancy)
 
 
-def session(
-    shortlist: Shortlist, trials: int, trial_of: TrialOf, done: int = 0, compiled: TrialOf = compiled_trial
-) -> tuple[list[Trial], int]:
+def session(shortlist: Shortlist, trials: int, trial_of: TrialOf, done: int = 0) -> tuple[list[Trial], int]:
     """Run a session, which has the next candidate at hand while one runs; return its trials and compilations.
 
     It ends when ``trials`` have ended, with those ``done`` by earlier sessions, or when no row is left.
@@ -92,7 +89,7 @@ def session(
         ready = shortlist.ready() if room else []
         bad = [row for row in ready if trial_of(config(row)).stage == "resources"]
         if ready and not bad:
-            running.append(shortlist.choose({row: compiled(config(row)) for row in ready}))
+            running.append(shortlist.choose({row: compiled_trial(config(row)) for row in ready}))
             continue
         if not bad and not running:
             break
@@ -133,16 +130,6 @@ def check_ranked_resuming(
         rest, _ = session(make(whole[:done]), trials, trial_of, done)
         assert [trial.config for trial in rest] == [trial.config for trial in whole[done:]], done
     return whole
-
-
-def least_of(sampler: RowSampler, trials: int, value: Callable[[Config], float]) -> float:
-    """Return the least value of some trials of a sampler."""
-    found = []
-    for _ in range(trials):
-        row = sampler.propose()
-        found.append(value(sampler.candidates.space.config(row)))
-        sampler.tell(row, (found[-1],))
-    return min(found)
 
 
 def wide_space() -> SearchSpace:

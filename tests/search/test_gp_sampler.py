@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 from child_python import python
-from rows import advance, least_of, make_space, tile_space, tile_time_us, wide_ok, wide_space, wide_time_us
+from rows import advance, make_space, wide_ok, wide_space, wide_time_us
 from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from autotile.core.model import Config
 from autotile.kernel.spec import Parameter
 from autotile.search import gaussian_process as gp
 from autotile.search.gaussian_process import Embedding, Floats, GaussianProcess, Rows, density_of, fit, matern
-from autotile.search.gp_sampler import STARTUP, FeasibleGPSampler, History, Surrogate, due_fit, losses
+from autotile.search.gp_sampler import STARTUP, History, Surrogate, due_fit, losses
 from autotile.search.row_sampler import Candidates, rows_to_evaluate
 from autotile.search.search import Search
 
@@ -123,11 +122,6 @@ def test_rows_that_are_not_evaluated_any_more_leave_neither_memory_nor_traces():
     assert len(used._process._points) == 50
 
 
-def large_space():
-    """Build a space of 12,288 rows, of which a sample is evaluated."""
-    return make_space(dict.fromkeys("ABCDEF", (1, 2, 4, 8)) | {"G": (1, 2, 3)})
-
-
 def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed():
     """A random search finds it in 60 of 1,248 once in twenty."""
     space = wide_space()
@@ -136,34 +130,8 @@ def test_the_minimum_of_a_landscape_with_interactions_is_found_with_any_seed():
         assert min(trial.time_us for trial in advance(Search(space, "feasible", seed), 70, wide_ok)) == least
 
 
-def test_proposals_made_at_the_same_time_differ_and_are_spread():
-    search = Search(wide_space(), "feasible", seed=0)
-    advance(search, 20, wide_ok)
-    batch = [search.propose() or pytest.fail("too few rows") for _ in range(16)]
-    assert len({row for row, _ in batch}) == 16
-    assert len({(config["BM"], config["BN"]) for _, config in batch}) >= 4
-
-
-def test_many_compiled_rows_are_chosen_between_two_results():
-    space = wide_space()
-    search = Search(space, "feasible", seed=0)
-    rows = [row for row, _ in (search.nominate() or pytest.fail("too few rows") for _ in range(200))]
-    for row in rows[:12]:
-        search.ranking.begin(row)
-        search.tell(row, wide_ok(space.config(row)))
-    waiting, chosen = rows[12:], []
-    for _ in range(20):
-        chosen.append(search.ranking.select(waiting))
-        search.ranking.begin(chosen[-1])
-        waiting.remove(chosen[-1])
-    assert len(set(chosen)) == 20
-    predicted, others = ([wide_time_us(space.config(row)) for row in part] for part in (chosen, waiting))
-    assert np.median(predicted) < np.median(others)
-    assert search.ranking.select(waiting[-3:]) in waiting[-3:]  # none of which need be ranked yet
-
-
 def test_a_large_space_is_searched_near_the_best_and_everywhere():
-    space = large_space()
+    space = make_space(dict.fromkeys("ABCDEF", (1, 2, 4, 8)) | {"G": (1, 2, 3)})  # 12,288 rows
     best = np.array([7000, 20])
     rows = rows_to_evaluate(Candidates(space), best, best, np.random.default_rng(0))
     assert len(np.unique(rows)) == len(rows) < len(space)
@@ -171,20 +139,6 @@ def test_a_large_space_is_searched_near_the_best_and_everywhere():
     apart = (space.codes != space.codes[7000]).sum(axis=1)
     assert np.isin(np.flatnonzero(apart == 1), rows).all()
     assert np.bincount(rows // 1024, minlength=12).min() > 100
-
-
-def test_the_best_of_a_large_space_is_found():
-    places = {"A": 2, "B": 1, "C": 8, "D": 4, "E": 1, "F": 8}
-
-    def value(config: Config) -> float:
-        away = sum(abs(np.log2(config[name] / place)) for name, place in places.items())
-        return float(np.exp(0.3 * away)) * config["G"]
-
-    assert least_of(FeasibleGPSampler(large_space(), 0), 60, value) < 1.4
-
-
-def test_values_may_be_negative():
-    assert least_of(FeasibleGPSampler(tile_space(), 0), 30, lambda config: tile_time_us(config) - 200) == -100
 
 
 SCALE, NOISE = np.array([1.0, 2.0, 0.5]), 1e-3
@@ -234,19 +188,6 @@ def test_an_observation_lowers_the_doubt_as_a_chosen_point_explains_and_without_
     assert less[7] < 0.3 * doubt[7]
     assert (less <= doubt + 1e-4).all()
     assert np.square(less[some] / doubt[some]) == pytest.approx(1 - explained, abs=2e-3)
-
-
-def test_points_may_be_replaced(drawn):
-    points, observed, targets = drawn
-    process = GaussianProcess(PARAMETERS, points[:30], observed[:20])
-    process.observe(observed[20:25])
-    process.replace_points(np.array([4, 9]), points[30:])
-    process.observe(observed[25:90])
-    order = [*range(4), 30, *range(5, 9), 31, *range(10, 30), *range(32, 50)]
-    fresh = GaussianProcess(PARAMETERS, points[order], observed)
-    known = np.ones(90, np.bool_)
-    for found, expected in zip(process.predict(targets[None], known), fresh.predict(targets[None], known), strict=True):
-        assert found == pytest.approx(expected, abs=2e-2)
 
 
 LOADS_SCIPY = """
@@ -317,21 +258,6 @@ def test_a_fit_is_the_optimum_that_scipy_finds(count):
     bounds = [gp._LENGTH_BOUNDS] * 5 + [tuple(np.log(gp._NOISE_BOUNDS))]
     best = minimize(density, center, jac=True, method="L-BFGS-B", bounds=bounds)
     assert density(logarithms(fit(points, targets, groups)))[0] == pytest.approx(best.fun, abs=5e-3)
-
-
-def test_a_fit_that_begins_at_the_previous_one_takes_few_steps():
-    points, targets, groups = landscape(80)
-    first = fit(points[:70], targets[:70], groups)
-    density, *_ = density_of(points, targets, groups)
-    later, whole = fit(points, targets, groups, start=first, max_steps=4), fit(points, targets, groups)
-    assert density(logarithms(later))[0] == pytest.approx(density(logarithms(whole))[0], abs=2e-2)
-
-
-def test_a_fit_stays_within_its_bounds():
-    points, _, groups = landscape(40)
-    scale, noise, _ = fit(points, np.tile([-1.0, 1.0], 20), groups)  # nothing but noise
-    assert noise <= 1.001 * gp._NOISE_BOUNDS[1]
-    assert (np.abs(-np.log(scale)) <= max(map(abs, gp._LENGTH_BOUNDS)) + 1e-9).all()
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,6 @@ def test_a_search_that_draws_where_it_is_fast_does_not_mislead():
     assert importance_of(space, rows, times)[0] == effects
 
 
-def test_choices_and_switches_matter_too():
-    space = make_space({"LAYOUT": ("row", "column", "tiled"), "ASYNC": (False, True), "BM": SIZES, "BN": SIZES})
-    effects, _ = drawn(space, lambda c: {"row": 1.0, "column": 3.0, "tiled": 2.0}[str(c["LAYOUT"])], 100)
-    assert [effect.parameter for effect in effects if effect.matters] == ["LAYOUT"]
-    assert sum(effect.share for effect in effects) > 0.95
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_of_noise_nothing_is_explained(seed):
     effects, doubt = drawn(make_space(SIX), lambda _: 100.0, 150, noise=0.3, seed=seed)

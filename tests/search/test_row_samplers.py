@@ -1,7 +1,6 @@
 """Samplers by name, and properties of each: it proposes only rows, each once, all in the end, and repeatably."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -9,13 +8,13 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import advance, broken, make_space, ok, spaces, tile_space, wide_ok, wide_space
+from rows import advance, broken, make_space, ok, spaces, tile_space, wide_space
 
 from autotile.core.model import Config
 from autotile.errors import InputError
-from autotile.search import optuna_samplers, samplers
+from autotile.search import samplers
 from autotile.search.gp_sampler import FeasibleGPSampler
-from autotile.search.optuna_samplers import FeasibleSampler, RowEstimator
+from autotile.search.optuna_samplers import FeasibleSampler
 from autotile.search.row_sampler import Candidates, RowSampler
 from autotile.search.samplers import BRUTE_FORCE, SAMPLERS, Lookahead, lookahead_of
 from autotile.search.search import Search
@@ -51,13 +50,6 @@ def test_all_available_rows_are_proposed_once_and_nothing_else(name, space, skip
     assert sampler.candidates.remaining == count - trials
 
 
-@pytest.mark.parametrize("name", INSTALLED)
-def test_proposals_depend_on_the_seed_alone(name):
-    first, again, other = (run(Search(tile_space(), name, seed)._rows, 25) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other or name == "brute-force"
-
-
 def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_over_the_combinations():
     assert run(Search(tile_space(), "brute-force")._rows, 20) == list(range(20))
     space = make_space({"A": (1, 2, 3, 4), "B": (1, 2, 3, 4)}, lambda c: c["A"] == 1 or c["B"] == 1)
@@ -65,20 +57,6 @@ def test_brute_force_goes_in_order_and_random_is_uniform_over_the_rows_and_not_o
     counts = np.bincount(first, minlength=len(space))
     assert counts.min() > 60  # 100 expected; a binomial count is under 60 once in 30,000
     assert counts.max() < 140
-
-
-@pytest.mark.parametrize(
-    ("inner", "ordered"),
-    [
-        (optuna.samplers.RandomSampler, False),
-        (optuna.samplers.TPESampler, True),
-        (partial(optuna.samplers.TPESampler, multivariate=False), False),
-        (optuna.samplers.NSGAIISampler, True),
-        (optuna.samplers.QMCSampler, False),
-    ],
-)
-def test_any_sampler_of_optuna_can_be_wrapped(inner, ordered):
-    assert len(set(run(FeasibleSampler(tile_space(), 5, inner=inner, ordered=ordered), 25))) == 25
 
 
 def test_trials_of_others_and_failed_ones_are_not_proposed_again():
@@ -158,15 +136,6 @@ def test_ties_are_broken_by_the_generator_alone():
     assert {tuple(space.config(row).values()) for row in chosen} == {(1, 2), (2, 1), (2, 4), (4, 2)}
 
 
-@pytest.mark.parametrize(("name", "trials"), [("tpe", 60), ("nsga2", 80)])
-def test_better_than_chance_on_average(name, trials):
-    def best_us(each: str, seed: int) -> float:
-        return min(trial.time_us or np.inf for trial in advance(Search(wide_space(), each, seed), trials, wide_ok))
-
-    model, chance = (np.log([best_us(each, seed) for seed in range(3)]).mean() for each in (name, "random"))
-    assert model < chance - 0.02
-
-
 def shares(works: Callable[[Config], bool], name: str, seed: int, trials: int) -> tuple[list[bool], float]:
     """Return which proposals of a sampler work, and the share of the rows that do."""
     space = wide_space()
@@ -183,25 +152,6 @@ def test_it_turns_away_from_what_fails_and_finds_the_few_that_run(name, learnt, 
     assert 1 - np.mean(worked[learnt:]) < most * (1 - share)
     worked, share = shares(lambda config: config["BM"] == 32 and config["LAYOUT"] == "b", name, 1, 80)
     assert np.mean(worked[40:]) > 2 * share
-
-
-def test_tpe_compares_free_rows_only(monkeypatch):
-    """Guards the hook by which Optuna's estimator is replaced."""
-    space = wide_space()
-    sampler = Search(space, "tpe")._rows
-    kept = []
-
-    class Watched(RowEstimator):
-        def sample(self, rng, size):
-            drawn = super().sample(rng, size)
-            codes = np.stack([drawn[each.name] for each in space.parameters], axis=1).astype(np.int64)
-            kept.append(float(np.mean(sampler.candidates.free_rows_of(codes) >= 0)))
-            return drawn
-
-    monkeypatch.setattr(optuna_samplers, "RowEstimator", Watched)
-    run(sampler, 30)
-    assert len(kept) == 20
-    assert min(kept) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 from numpy.typing import NDArray
-from rows import (
-    advance,
-    check_ranked_resuming,
-    check_resuming,
-    least_of,
-    make_space,
-    ok,
-    tile_ok,
-    tile_space,
-    tile_time_us,
-)
+from rows import advance, check_ranked_resuming, check_resuming, make_space, ok, tile_ok, tile_space, tile_time_us
 
 from autotile.core.model import Config, Trial
 from autotile.search.gp_sampler import FeasibleGPSampler
@@ -49,12 +39,6 @@ def trial_of(config: Config) -> Trial:
 def source_of(time_of: TimeOf = time_us, every: int = 3, space: SearchSpace = SPACE) -> Source:
     configs = [space.config(row) for row in range(0, len(space), every)]
     return "another", [(config, time_of(config)) for config in configs]
-
-
-def test_rows_that_no_source_tried_are_answered():
-    prior = transferred_speeds(SPACE, [source_of(every=4)])
-    assert time_us(SPACE.config(int(prior.best[0]))) <= 1.1 * 10.0
-    assert len(set(prior.best[:50].tolist())) == 50
 
 
 def test_a_source_of_another_version_is_read_by_what_it_shares():
@@ -90,12 +74,6 @@ def test_expected_losses_follow_what_was_found_here():
     assert np.ptp(prior.losses(tried, tried, times, -losses)) == 0.0  # it predicts the contrary, so it is ignored
 
 
-def test_a_second_tuning_takes_a_handful_of_measurements():
-    elsewhere = source_of(lambda c: 3 * time_us(c, best=(128, 128)))
-    samplers = [FeasibleGPSampler(SPACE, seed, sources=[elsewhere]) for seed in (0, 1)]
-    assert [least_of(sampler, 12, time_us) for sampler in samplers] == [10.0, 10.0]
-
-
 def search_with(*sources: Source, seed: int = 0) -> Search:
     return Search(SPACE, "feasible", seed, sources=sources)
 
@@ -109,12 +87,6 @@ def test_a_source_that_misleads_costs_the_proposals_that_followed_it_only(seed):
     """The others are those of a search without it, in the same order."""
     rows, alone = rows_of(search_with(source_of(contrary), seed=seed), 30), rows_of(search_with(seed=seed), 30)
     assert all(row in rows for row in alone[: len(rows) - 2])
-
-
-def test_a_search_with_a_right_source_holds_the_one_without():
-    """A row that both want is measured once, for both."""
-    rows, alone = rows_of(search_with(source_of(every=1), seed=1), 40), rows_of(search_with(seed=1), 20)
-    assert all(row in rows for row in alone)
 
 
 def test_a_source_that_misleads_is_dropped_and_named_and_a_right_one_beside_it_is_kept():
@@ -160,24 +132,6 @@ def test_the_first_rows_are_likely_ones_and_others_in_turn():
     assert found[0] == LIKELY_US[0]
     assert {found[2], found[4]} <= {*LIKELY_US}
     assert not {found[1], found[3], found[5]} & {*LIKELY_US}
-
-
-def test_half_of_the_rows_are_likely_ones_until_there_are_results():
-    search = estimating(exact, 0)
-    rows = [found[0] for _ in range(40) if (found := search.nominate()) is not None]
-    fastest = set(np.argsort(exact(TILES), kind="stable")[:40].tolist())
-    assert 18 <= len(fastest.intersection(rows)) <= 22
-
-
-def test_a_right_estimate_saves_trials():
-    right, none = ([min(times_by(of, seed, n)) for seed in range(3)] for of, n in ((exact, 3), (None, 10)))
-    assert np.mean(right) < np.mean(none)
-
-
-def test_a_wrong_estimate_costs_little():
-    least = float(exact(TILES).min())
-    wrong, none = ([least / min(times_by(of, seed, 30)) for seed in range(4)] for of in (reverse, None))
-    assert np.mean(wrong) > np.mean(none) - 0.02
 
 
 def test_an_estimate_that_says_nothing_changes_nothing_and_other_studies_take_the_place_of_one():

@@ -1,6 +1,5 @@
 """Bundles: written, served without a compiler or a database, and refused if damaged."""
 
-import hashlib
 import json
 import shutil
 import zipfile
@@ -29,7 +28,7 @@ from autotile.database.winners import StoredRule
 from autotile.errors import BundleError, InputError, NotTunedError
 from autotile.exchange import bundle as bundles
 from autotile.exchange import shipped as shipped_file
-from autotile.exchange.bundle import MANIFEST, Bundle, manifest_digest
+from autotile.exchange.bundle import MANIFEST, Bundle
 from autotile.exchange.shipped import write_rules
 from autotile.families.family import Extent, Family, Split
 from autotile.families.features import Feature
@@ -87,20 +86,6 @@ def replaced(text: bytes) -> Change:
     return lambda members: members.update({MANIFEST: text})
 
 
-def seal(members: dict[str, bytes]) -> None:
-    """Write a manifest that matches the changed members."""
-
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["members"] = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in members.items()
-            if name != MANIFEST
-        }
-        manifest["digest"] = manifest_digest(manifest)
-
-    edit(members, MANIFEST, change)
-
-
 class TestServing:
     def test_as_from_the_database_and_what_it_does_not_hold_is_an_error(self, bundle):
         for n, tier, config in ((4096, "exact", FAST), (65536, "exact", SLOW), (128, "nearest", SLOW)):
@@ -112,6 +97,10 @@ class TestServing:
             ask(bundle, 32)
         with pytest.raises(BundleError, match="does not contain the kernel 'sgemm_2d', only scale"):
             get_best_kernel("sgemm_2d", M=1, N=1, K=1, device="h200", bundle=bundle)
+        other_gpu = r"scale for sm_90, which does not run on NVIDIA A100.*--arch sm_80"
+        with pytest.raises(BundleError, match=other_gpu) as caught:
+            ask(bundle, 4096, device="a100")
+        assert "from the database and the compiler of this machine" in str(caught.value)
 
     def test_without_compiler_database_and_template(self, bundle, store):
         """In a process that can import neither NVRTC nor SQLAlchemy, with the kernel's own files gone."""
@@ -196,13 +185,6 @@ class TestArchitectures:
     def test_which_cubins_run_where(self, target, capability, runs):
         assert runs_on(target, capability) is runs
 
-    def test_for_another_one_it_is_refused_with_the_way_out(self, bundle):
-        with pytest.raises(
-            BundleError, match=r"scale for sm_90, which does not run on NVIDIA A100.*--arch sm_80"
-        ) as caught:
-            ask(bundle, 4096, device="a100")
-        assert "from the database and the compiler of this machine" in str(caught.value)
-
     def test_several(self, store, tmp_path):
         store.put(4096, FAST)
         path = tmp_path / "both.autotile"
@@ -260,25 +242,6 @@ class TestRefusals:
         with pytest.raises(BundleError, match="cannot read the bundle"):  # which is read before the device is
             get_best_kernel("matmul", M=64, N=64, K=64, device="none", bundle=tmp_path / "nothing")
 
-    def test_truncated_or_a_changed_byte_anywhere(self, bundle):
-        """Every member is checked; a change in the structure of the archive may be harmless."""
-        whole = bundle.read_bytes()
-        kernel = ask(bundle, 4096)
-        sound = kernel._code.packed.read()
-        for part in range(1, 20):
-            bundle.write_bytes(whole[: len(whole) * part // 20])
-            with pytest.raises(BundleError):
-                ask(bundle, 4096)
-        for place in range(0, len(whole), max(1, len(whole) // 100)):
-            changed = bytearray(whole)
-            changed[place] ^= 0x55
-            bundle.write_bytes(changed)
-            try:
-                served = ask(bundle, 4096)
-                assert (served._code.packed.read(), served.config) == (sound, kernel.config)
-            except BundleError:
-                continue
-
     @pytest.mark.parametrize(
         ("change", "said"),
         [
@@ -300,20 +263,6 @@ class TestRefusals:
     def test_a_changed_member(self, bundle, change, said):
         rewrite(bundle, change)
         with pytest.raises(BundleError, match=said):
-            ask(bundle, 4096)
-
-    @pytest.mark.parametrize(
-        ("entry", "value"),
-        [("cubins", [{"target": "sm_90"}]), ("winners", [{}]), ("source_hash", None), ("cubins", 3), ("winners", None)],
-    )
-    def test_a_document_that_lacks_something_under_a_right_hash(self, bundle, entry, value):
-        def change(members: dict[str, bytes]) -> None:
-            new = {} if value is None else {entry: value}
-            edit(members, "kernels/scale.json", lambda found: (found.pop(entry), found.update(new)))
-            seal(members)
-
-        rewrite(bundle, change)
-        with pytest.raises(BundleError, match="the entry of scale is malformed"):
             ask(bundle, 4096)
 
 

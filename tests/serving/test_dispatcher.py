@@ -8,6 +8,7 @@ import pickle
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -32,7 +33,7 @@ from autotile.serving.choice import RecentCache
 from autotile.serving.dispatcher import Dispatcher, default_dispatcher, get_best_kernel
 from autotile.settings import read_settings
 
-BEST = {"THREADS": 256, "WORK": 4}
+BEST, OTHER = {"THREADS": 256, "WORK": 4}, {"THREADS": 64, "WORK": 1}
 GPU_FIELDS = {"gpu_name", "compute_capability", "sm_count", "smem_per_block_optin_bytes"}
 
 
@@ -140,21 +141,18 @@ class TestDevices:
         assert (kernel.tier, kernel.device) == ("exact", device)
 
     @pytest.mark.usefixtures("no_gpu")
-    def test_without_a_gpu_the_one_that_was_tuned_last(self, store):
+    def test_without_a_gpu_the_one_that_was_tuned_last_which_cannot_be_launched(self, store):
+        """Whether it was measured or replayed; an imported result does not choose the GPU."""
         assert store.ask(4096, device=None).device.name == "NVIDIA H200"
-        store.put(4096, BEST, device=structs.replace(device_profile("rtx-4090"), source="cuda"))
-        kernel = store.ask(4096, device=None)
-        assert (kernel.device.name, kernel.tier) == ("NVIDIA GeForce RTX 4090", "exact")
-
-    @pytest.mark.usefixtures("no_gpu")
-    @pytest.mark.parametrize("device", [None, "h200"])
-    @pytest.mark.parametrize("source", ["cuda", "replayed"])
-    def test_it_cannot_be_launched_there(self, store, device, source):
-        """Not even if the result was measured on a real device of another machine."""
-        store.put(4096, BEST, device=structs.replace(device_profile("h200"), source=source))
-        kernel = store.ask(4096, device=device)
-        with pytest.raises(ToolchainError, match="for NVIDIA H200, not for a CUDA device of this machine"):
-            kernel(np.zeros(4096, np.float32))
+        for profile, source in (("h200", "replayed"), ("rtx-4090", "cuda")):
+            device = structs.replace(device_profile(profile), source=source)
+            store.put(4096, BEST, device=device)
+            store.put(7, BEST, template_hash="", space_hash="")
+            for name in (None, device.name):
+                kernel = store.ask(4096, device=name, strict=True)
+                assert (kernel.device.name, kernel.tier) == (device.name, "exact")
+                with pytest.raises(ToolchainError, match=f"for {device.name}, not for a CUDA device of this machine"):
+                    kernel(np.zeros(4096, np.float32))
 
 
 class TestDatabases:
@@ -185,19 +183,16 @@ class TestDatabases:
             assert path.read_bytes() == content
 
     @pytest.mark.usefixtures("live_gpu")
-    def test_an_exact_result_is_read_without_the_others(self, store, monkeypatch):
+    def test_an_exact_result_is_read_without_the_others_and_the_default_where_none_can_be(self, store, monkeypatch):
         store.put(4096, BEST)
         with monkeypatch.context() as patch:
             patch.delattr("autotile.serving.selection.WINNERS")
             assert (store.ask(4096, device=None).tier, store.ask(4096, device=None).config) == ("exact", BEST)
         assert store.ask(8192, device=None).tier == "nearest"
 
-    @pytest.mark.usefixtures("live_gpu")
-    def test_one_that_cannot_be_read_or_written(self, store, monkeypatch):
         def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("the disk refused")
 
-        store.put(4096, BEST)
         for method in ("add_misses", "open"):
             monkeypatch.setattr(Database, method, fail)
             assert store.ask(8192, device=None).tier == "nearest"
@@ -237,12 +232,6 @@ class TestStrict:
         assert {name for name, _, _ in caught.value.differences} == fields
         assert all(name in str(caught.value) for name in fields)
 
-    @pytest.mark.usefixtures("no_gpu")
-    def test_an_imported_result_does_not_choose_the_gpu(self, store):
-        store.put(4096, BEST, device=structs.replace(device_profile("h200"), source="replayed"))
-        store.put(7, BEST, template_hash="", space_hash="")
-        assert store.ask(4096, device=None, strict=True).tier == "exact"
-
 
 def test_another_driver_is_told_and_served(store, monkeypatch):
     monkeypatch.setattr(default_dispatcher, "current_device", lambda: 0)
@@ -260,15 +249,7 @@ def test_another_driver_is_told_and_served(store, monkeypatch):
 
 @pytest.mark.usefixtures("live_gpu")
 class TestMisses:
-    @pytest.mark.parametrize("device", [None, 0])
-    def test_what_is_not_exact_is_counted_once_a_process(self, store, device):
-        store.put(4096, BEST)
-        store.ask(8192, device)
-        get_best_kernel(str(store.path), n=8192, device=device)
-        store.ask(500, device)
-        assert sorted(misses()) == [(500, "NVIDIA H200", "default", 1), (8192, "NVIDIA H200", "nearest", 1)]
-
-    def test_what_is_exact_or_only_looked_at_is_not(self, store, monkeypatch):
+    def test_what_is_exact_or_only_looked_at_is_not_counted(self, store, monkeypatch):
         store.put(4096, BEST)
         assert (store.ask(4096, device=None).tier, store.ask(8192, device="h200").tier) == ("exact", "nearest")
         looked = serving.find_best_kernel(str(store.path), None, None, read_settings().database, {"n": 8192})
@@ -278,14 +259,18 @@ class TestMisses:
             assert store.ask(8192, device=None).tier == "nearest"
         assert misses() == []
         assert get_best_kernel(str(store.path), n=8192) is not looked
+        store.ask(500, device=0)
+        assert sorted(misses()) == [(500, "NVIDIA H200", "default", 1), (8192, "NVIDIA H200", "nearest", 1)]
 
 
 class TestDocument:
     def test_of_an_exact_hit(self, store):
         store.put(4096, BEST)
+        store.put(8192, OTHER)
         kernel = store.ask(4096)
         assert repr(kernel) == "<BoundKernel scale n=4096 float32 on NVIDIA H200: exact, THREADS=256 WORK=4>"
         assert kernel.geometry == LaunchGeometry((4, 1, 1), (256, 1, 1), 0)
+        assert abs(datetime.now(UTC) - kernel.tuned_at) < timedelta(minutes=1)
         assert json.loads(json.dumps(kernel.to_json())) == {
             "kernel": "scale",
             "problem": {"n": 4096},
@@ -315,8 +300,13 @@ class TestDocument:
                 "occupancy": 1.0,
                 "limited_by": ["threads"],
             },
-            "explain": kernel.explain(),
+            "explain": (
+                "scale n=4096 float32 on NVIDIA H200 is served THREADS=256 WORK=4. "
+                "It was tuned for exactly this problem on this GPU. "
+                "It took 10.00 us (95 % interval 9.900 to 10.10, cold L2) when tuned today."
+            ),
         }
+        assert kernel.explain() == kernel.to_json()["explain"]
 
     def test_of_a_fallback_whose_resources_are_unknown_without_a_compiler(self, store, monkeypatch):
         def missing(*_: Any) -> None:
@@ -497,17 +487,13 @@ class TestPickling:
         kernel = pickle.loads(pickled)
         assert (kernel.tier, kernel.definition.template_path) == ("exact", in_second[1] / "scale.cu")
 
-    def test_another_process_serves_it_anew(self, store):
-        store.put(4096, BEST)
-        kernel = get_best_kernel(store.path, n=4096, device="h200", dtype=np.float32)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert pool.apply(_describe, (kernel,)) == _describe(kernel)
-
-    def test_the_database_of_a_dispatcher_goes_along(self, store, tmp_path):
+    def test_another_process_serves_it_anew_from_the_database_of_the_dispatcher(self, store, tmp_path):
         store.put(4096, BEST)
         os.rename(read_settings().database, tmp_path / "team.db")  # noqa: PTH104
-        kernel = Dispatcher(database=tmp_path / "team.db").get_best_kernel(store.path, n=4096, device="h200")
-        assert pickle.loads(pickle.dumps(kernel)).tier == kernel.tier == "exact"
+        team = Dispatcher(database=tmp_path / "team.db")
+        kernel = team.get_best_kernel(store.path, n=4096, device="h200", dtype=np.float32)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(_describe, (kernel,)) == _describe(kernel) == ("scale n=4096 float32", "exact", BEST)
 
 
 PROGRAM = f"""{ON_AN_H200}

@@ -140,19 +140,6 @@ def test_a_launch_of_what_is_served_for_inspection(kind, call, tmp_path):
 
 class TestAdopting:
     @pytest.mark.usefixtures("live_gpu")
-    @pytest.mark.parametrize("other", KINDS)
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_every_pair(self, kind, other):
-        """What was taken over is described."""
-        first, second = serve(kind), serve(other)
-        assert first.adopt(second)
-        for name in ("kernel", "choice", "problem", "shapes", "is_library"):
-            assert getattr(first, name) == getattr(second, name), name
-        assert (first.adopt(first), second.adopt(second)) == (True, True)
-        assert first.explain()
-        assert repr(first)
-
-    @pytest.mark.usefixtures("live_gpu")
     def test_one_for_other_arrays_or_another_device_is_refused(self):
         asked = {**SIZES, "dtype": "float16", "device": 0}
         kernel = autotile.get_best_kernel("matmul", **asked)

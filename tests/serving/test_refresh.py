@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from child_python import python
 from made_models import ON_AN_H200, written_misses
-from msgspec import structs
-from stored_runs import add_trial, start_run, store_default
+from stored_runs import store_default
 
 from autotile.core.device import device_profile
 from autotile.core.model import Outcome, Trial
@@ -93,17 +92,6 @@ class TestKernels:
         default_dispatcher.clear()
         store.put(4096, BETTER)
         assert (poll(), kernel.config, kernel.geometry.threads, poll()) == (1, BETTER, 64, 0)
-
-    def test_a_search_that_still_runs_changes_nothing(self, store):
-        kernel = store.ask(4096)
-        poll()
-        key = store.put(8192, BEST)
-        poll()
-        with Database.open(read_settings().database) as database:
-            study = database.study(structs.replace(key, sizes={"n": 4096}), device_profile("h200"))
-            run = start_run(database, study, sampler="random")
-            add_trial(database, study, run, Trial(BETTER, Outcome.OK, "", "measure"))
-        assert (poll(), kernel.tier) == (0, "nearest")
 
     def test_results_of_others_and_failures_change_nothing(self, store, monkeypatch):
         kernel = store.ask(4096)
@@ -192,27 +180,6 @@ class TestLoading:
         assert not kernel.adopt(fresh)
         assert kernel.tier == "default"
 
-    def test_threads_may_call_meanwhile(self, store, loads):
-        kernel = store.ask(4096, device=None)
-        kernel.load()
-        done = threading.Event()
-
-        def call() -> None:
-            while not done.wait(0.001):  # lets the others have the interpreter's lock
-                assert get_best_kernel(str(store.path), n=4096) is kernel
-                kernel(1.0, 2.0)
-
-        with ThreadPoolExecutor(2) as threads:
-            callers = [threads.submit(call) for _ in range(2)]
-            try:
-                for config in (BEST, BETTER):
-                    store.put(4096, config)
-                    assert poll() == 1
-            finally:
-                done.set()
-            assert [caller.result() for caller in callers] == [None] * 2
-        assert kernel.config == BETTER
-
 
 SIZES = {"M": 640, "N": 640, "K": 640}
 
@@ -223,19 +190,7 @@ class TestOperations:
     def _without_a_model_only_measurements_are_known(self, monkeypatch):
         monkeypatch.setattr("autotile.serving.operations.model_of", lambda *_: None)
 
-    def test_another_kernel_takes_over(self, loads):
-        store_default("sgemm", SIZES, "float32", 50.0)
-        kernel = get_best_kernel("matmul", **SIZES, dtype="float32", library=False)
-        assert (kernel.kernel, kernel.tier) == ("sgemm", "exact")
-        kernel.load()
-        poll()
-        store_default("sgemm_ws", SIZES, "float32", 20.0)
-        assert (poll(), kernel.kernel, kernel.problem.kernel, kernel.tier) == (1, "sgemm_ws", "sgemm_ws", "exact")
-        assert kernel._launcher.config == kernel.config == load_kernel("sgemm_ws").spec.default
-        assert len(loads) == 2
-        assert get_best_kernel("matmul", **SIZES, dtype="float32", library=False) is kernel
-
-    def test_a_library_gives_way_to_a_kernel(self, loads, monkeypatch):
+    def test_a_library_gives_way_to_a_kernel_and_that_to_another(self, loads, monkeypatch):
         operation = load_operation("matmul")
         monkeypatch.setitem(_added, operation.name, {"mine": Library("mine", "1", print)})
         monkeypatch.setattr("autotile.serving.operations.LIBRARIES", ())
@@ -246,10 +201,12 @@ class TestOperations:
         poll()
         assert get_best_kernel("matmul", **SIZES, dtype="float32", EMULATE=0) is served
         assert (served.kernel, served.tier, served.is_library) == ("sgemm", "exact", False)
+        served.load()
         poll()
         store_default("sgemm_ws", SIZES, "float32", 0.5)
-        poll()
-        assert served.kernel == "sgemm_ws"
+        assert (poll(), served.kernel, served.problem.kernel, served.tier) == (1, "sgemm_ws", "sgemm_ws", "exact")
+        assert served._launcher.config == served.config == load_kernel("sgemm_ws").spec.default
+        assert len(loads) == 2
 
 
 class TestDatabase:
