@@ -98,7 +98,7 @@ class TestRefusals:
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # a byte order mark is left out
         assert load_kernel(str(scale_toml)).source_hash == before
         file.write_bytes(file.read_bytes() + b"\0")
-        with pytest.raises(InputError, match=r"holds a NUL character in line \d\d; remove it"):
+        with pytest.raises(InputError, match=r"holds a NUL character in line \d+; remove it"):
             load_kernel(str(scale_toml))
         file.write_bytes(b"\xff\xfe\x00")
         with pytest.raises(InputError, match="is not UTF-8 text"):
@@ -215,10 +215,7 @@ class TestFormsOfIncludes:
             '#include "a.cuh"',  # which includes b.cuh, which includes a.cuh
             "#include <cuda_fp16.h>\n#include <cuda/std/array>",
             *(f'#define HEADER "{name}"\n#include HEADER' for name in ("x.h", "/dev/zero")),
-            *(
-                f'#include "{n}"\n#if __has_include(<{n}>)\n#endif'
-                for n in ("a\0b", 5000 * "a", "", ".", "..", "self.h")
-            ),
+            *(f'#include "{n}"\n#if __has_include(<{n}>)\n#endif' for n in (5000 * "a", "", ".", "..", "self.h")),
         ],
     )
     @pytest.mark.usefixtures("special_files")
