@@ -82,6 +82,10 @@ def spaced(name: str) -> Change:
     return lambda members: members.update({name: members[name] + b" "})
 
 
+def as_long(name: str) -> Change:
+    return lambda members: members.update({name: members[name].swapcase()})
+
+
 def replaced(text: bytes) -> Change:
     return lambda members: members.update({MANIFEST: text})
 
@@ -249,6 +253,7 @@ class TestRefusals:
             (lambda members: members.pop(min(members)), "its members are not those of its manifest"),  # a cubin
             (spaced("kernels/scale.toml"), r"kernels/scale\.toml is"),
             (spaced("kernels/scale.json"), r"kernels/scale\.json is"),
+            (as_long("kernels/scale.toml"), r"kernels/scale\.toml was changed"),
             (
                 lambda members: edit(members, MANIFEST, lambda found: found["kernels"].append("other")),
                 "its manifest was changed",
