@@ -214,6 +214,10 @@ SCENARIOS: dict[str, list[Step]] = {
         asked(4096, "default"),
     ],
     "where the default breaks a rule, another valid one serves": [asked(100, "default", {"THREADS": 32, "WORK": 1})],
+    "where it breaks a heuristic, too": [
+        edited("[launch]", '[heuristics]\nlarge = "THREADS >= 256 or n <= 4096"\n\n[launch]'),
+        asked(8192, "default", {"THREADS": 256, "WORK": 1}),
+    ],
     "a gain within the doubt displaces no default": [
         put(4096, SMALL, default_ratio=1.05),
         asked(8192, "default", DEFAULT),
