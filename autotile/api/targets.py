@@ -40,8 +40,6 @@ _MAX_INDEX_DIGITS = 9
 _MAX_SIMULATED = 1024
 _MAX_VALUE = 10**7
 """Bound on the magnitude of a parameter's value, so that products of a few of them fit in 64 bits."""
-_TIME_EXPRESSION = "time_us"
-"""Objective of a session that is asked for the time by name, in place of the objective of the search-space file."""
 _PROPOSED = 12
 """Configurations of all kernels of an operation that a model proposes."""
 
@@ -351,9 +349,9 @@ def checked_options(kernel: Kernel, problem: Problem, options: TuneOptions) -> T
     """
     expressions = [*kernel.spec.metrics, *(name for name in MEASURED if name not in OBJECTIVES)]
     objectives, expression = split_objectives(options.objectives, expressions)
-    if kernel.spec.objective is None and options.objective == _TIME_EXPRESSION:
+    if kernel.spec.objective is None and options.objective == OBJECTIVES[TIME]:
         options = replace(options, objective=None)
-    if options.maximize and expression is None and options.objective in (None, _TIME_EXPRESSION):
+    if options.maximize and expression is None and options.objective in (None, OBJECTIVES[TIME]):
         raise InputError("only an expression is maximised; give one, as in --objective '1e3 * N / time_us'")
     if not all(options.verify_sizes):
         raise InputError("a further problem to verify names no size, expected SIZE=N[,...] such as M=1,N=1")
@@ -484,9 +482,9 @@ def session_options(
         if field != name:  # else `TuneOptions` names it as it was written
             check_value(name, value, option_types()[field])
         changes[field] = value
-    if TIME in ",".join(changes.get("objectives", ())).replace(" ", "").split(","):
-        changes["objective"] = _TIME_EXPRESSION
     options, devices = replace(options, **changes), given.get("devices")
+    if "objectives" in changes and TIME in ",".join(options.objectives).replace(" ", "").split(","):
+        options = replace(options, objective=OBJECTIVES[TIME])  # in place of that of the search-space file
     if options.insecure and not options.scheduler:
         raise InputError("--insecure is of the connection to a scheduler; add --scheduler ADDRESS")
     if not options.finals and (options.sanitize or "precision" in given):

@@ -569,7 +569,8 @@ class TuningSession(Result):
         """
         self.tell_all([(config, time_us)])
 
-    def tell_all(self, results: Iterable[tuple[Mapping[str, Any], _Time | None]]) -> None:
+    @checked
+    def tell_all(self, results: Iterable[tuple[Mapping[str, Any], float | None]]) -> None:
         """Tell several configurations with their times, as `tell` does; if one is refused, none is told."""
         self._check_open()
         told = list[tuple[Config, float | None]]()

@@ -168,6 +168,8 @@ class InputFile(msgspec.Struct, frozen=True):
     is_whole: bool = False
     """Whether the content is used as a whole only, as with indices into it; otherwise a problem of smaller sizes takes
     its leading part."""
+    written: str = ""
+    """The path as the search-space file states it."""
 
     @property
     def content_hash(self) -> str:
@@ -239,7 +241,7 @@ def declared_file(table: Table) -> InputFile:
     if not path.endswith(".npy"):
         raise table.error("file", f"{describe(path)} is not accepted; expected a file that ends in .npy")
     base = Path(table.folder) if table.folder else Path(table.source).parent
-    return InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False))
+    return InputFile(str((base / path).absolute()), sha256, table.boolean("whole", default=False), path)
 
 
 def declared_content(

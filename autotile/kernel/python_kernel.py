@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -653,11 +653,11 @@ def _reference(
     return {**reference, "outputs": outputs} if outputs else dict(reference)
 
 
-def function_name(function: Callable[..., Any], callers: tuple[Callable[..., Any], ...] = ()) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """Return a name that changes with the code of a function, and with numbers, texts and arrays that it holds.
 
     It holds defaults, what is around it, and the globals that it names, so that results belong to the reference that
-    they passed; also the functions of its own module among these, unless they are ``callers``.
+    they passed; also all of that of the functions of its own module among these.
     """
 
     def text(value: Any) -> str:
@@ -667,25 +667,25 @@ def function_name(function: Callable[..., Any], callers: tuple[Callable[..., Any
         return " ".join(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
     name = str(getattr(function, "__qualname__", type(function).__name__))
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
+    if not isinstance(getattr(function, "__code__", None), CodeType):
         return name
-    cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType())
 
     def named(code: CodeType) -> set[str]:
         return {*code.co_names}.union(*(named(each) for each in code.co_consts if isinstance(each, CodeType)))
 
-    around = getattr(function, "__globals__", {})
-    globals_named = (around[each] for each in sorted(named(code)) if each in around)
-    held = [*(getattr(function, "__defaults__", None) or ()), *cells, *globals_named]
-    parts, callers = [text(code)], (*callers, function)
-    for value in held:
-        if isinstance(value, int | float | str):
-            parts.append(text(value))
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            parts.append(hashlib.sha256(np.ascontiguousarray(value).data).hexdigest())
-        elif isinstance(value, FunctionType) and value.__module__ == function.__module__ and value not in callers:
-            parts.append(function_name(value, callers))
+    parts, functions = list[str](), [cast("FunctionType", function)]
+    for each in functions:  # those that they name are appended
+        cells = (cell.cell_contents for cell in each.__closure__ or () if cell != CellType())
+        around = each.__globals__
+        globals_named = (around[one] for one in sorted(named(each.__code__)) if one in around)
+        parts.append(text(each.__code__))
+        for value in [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values(), *cells, *globals_named]:
+            if isinstance(value, int | float | str):
+                parts.append(text(value))
+            elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+                parts.append(f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}")
+            elif isinstance(value, FunctionType) and value.__module__ == each.__module__ and value not in functions:
+                functions.append(value)
     return f"{name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -781,9 +780,9 @@ class KernelSpec:
     def with_file_hashes(self, hashes: Mapping[str, str]) -> KernelSpec:
         """Return the kernel with hashes of `files`, which then need not be there to tell what they hold.
 
-        Bundles of earlier versions state none of expected outputs, whose names stood for them in keys.
+        Bundles of earlier versions state none of expected outputs, whose paths stood for them in keys.
         """
-        files = {n: structs.replace(f, sha256=hashes.get(n, Path(f.path).name)) for n, f in self.files.items()}
+        files = {n: structs.replace(f, sha256=hashes.get(n, f.written)) for n, f in self.files.items()}
         arguments = tuple(
             structs.replace(each, content=files[each.name]) if each.name in files else each for each in self.arguments
         )

@@ -527,6 +527,7 @@ class LiveServer:
 
         settings = uvicorn.Config(
             self._application,
+            http="h11",  # bounds the head of a request, which the other parser that may be installed does not
             access_log=False,
             log_level="error",
             server_header=False,

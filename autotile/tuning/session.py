@@ -753,7 +753,12 @@ class Session:
                         self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
-        self._notices += self._plan.served_still(best) if self._finals is None else ()
+        won = self._plan.confirmed
+        if self._finals is None and best is not None and won is not None and won != best.config:
+            self._notices += (
+                f"no finals were held, so {config_text(won)}, which won earlier ones, is still what is served; "
+                "to compare it with the winner of this search, hold finals",
+            )
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)

@@ -316,7 +316,7 @@ class SearchPlan:
         fastest_ran = min(ran, key=itemgetter(0), default=(None, None))[1]
         self.confirmed = next(iter(confirmed), None)
         """The winner of earlier finals, which is served until others name another one."""
-        self.incumbent = self.confirmed or fastest_ran
+        self.incumbent = next(iter(confirmed), fastest_ran)
         self._served = find_served(database, study_id, options)
         self._sources = []
         if options.transfer:
@@ -352,15 +352,6 @@ class SearchPlan:
     def has_values(self, trial: Trial) -> bool:
         """Return True if a trial, maybe of a session with another objective, has the values that this one's needs."""
         return bool(objective_values(trial, self._options.objectives)) and self._scorer.known_cost(trial) is not None
-
-    def served_still(self, best: Trial | None) -> tuple[str, ...]:
-        """Return a notice that what won earlier finals is still served, if that is not the best of a session."""
-        if self.confirmed is None or best is None or best.config == self.confirmed:
-            return ()
-        return (
-            f"no finals were held, so {config_text(self.confirmed)}, which won earlier ones, is still what is served; "
-            "to compare it with the winner of this search, hold finals",
-        )
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""

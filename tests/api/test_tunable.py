@@ -206,11 +206,13 @@ class TestReferences:
         names = [function_name(each) for each in [lambda x, a=a: a * x for a in (2, 3)] + [times(2), times(3)]]
         assert len({*names}) == 4
         of_globals = set()
-        for a, x in [(2.0, 1.0), (3.0, 1.0), (3.0, 2.0)]:
-            space = {"a": a, "b": np.full(3, x), "__name__": "of_user"}
-            exec("def helped(x): return x + b\ndef solve(x): return (lambda y: a * helped(y))(x)", space)
+        days = np.array(["2020-01-01", "2020-01-02"], "M8[D]")  # which no buffer exports
+        cases = [(2.0, 1.0, 0), (3.0, 1.0, 0), (3.0, 2.0, 0), (3.0, 2.0, 1), (np.float32(3.0), 2.0, 1), (3.0, days, 1)]
+        for a, x, s in [*cases, (3.0, days.view("i8"), 1), (3.0, days[None], 1)]:
+            space = {"a": a, "b": np.array(x), "of": s, "__name__": "of_user"}
+            exec("def helped(x, *, s=of): return solve(b)\ndef solve(x): return (lambda y: a * helped(y))(x)", space)
             of_globals.add(function_name(space["solve"]))
-        assert len(of_globals) == 3
+        assert len(of_globals) == 8
         code = "from autotile.kernel.python_kernel import *; print(function_name(lambda x: x in {'row', 'column'}))"
         assert len({python("-c", code, env={"PYTHONHASHSEED": seed}, check=True).stdout for seed in "0123456789"}) == 1
 

@@ -213,7 +213,7 @@ def test_values_are_read_as_on_the_command_line(given, fields):
 
 
 def test_an_option_is_named_as_it_was_written():
-    for name, value in {"objective": 3, "verify_problem": 3, "budget": "-1s"}.items():
+    for name, value in {"objective": 3, "objectives": None, "verify_problem": 3, "budget": "-1s"}.items():
         with pytest.raises(InputError, match=rf"\b{name} (is|of)"):
             targets.session_options(given={name: value})
 
@@ -299,6 +299,8 @@ class TestAskAndTell:
         for time_us in (0.0, -1.0, float("nan"), float("inf"), "5"):
             with pytest.raises(InputError, match="expected a positive number"):
                 opened.tell(DEFAULT, time_us)
+        with pytest.raises(InputError, match="expected a list, each a tuple of a mapping by name and a number or None"):
+            opened.tell_all([({"THREADS": 64},)])
         with pytest.raises(InputError, match="THREADS=48 WORK=1 is not in the space"):
             opened.tell_all([({"THREADS": 64}, 1.0), ({"THREADS": 48}, 1.0)])
         assert {"THREADS": 64, "WORK": 1} in opened.ask(12)  # which was not told
