@@ -258,7 +258,7 @@ FINALISTS = Query(
     JOIN runs ON runs.id = trials.run_id
     WHERE studies.digest = :digest AND trials.outcome = 'ok' AND trials.phase = 'final' AND trials.rank IS NOT NULL
     AND runs.ended_at IS NOT NULL
-    ORDER BY runs.id DESC, trials.rank
+    ORDER BY min(trials.id) OVER (PARTITION BY runs.id) DESC, trials.rank
     """,
     _winner,
     "trials",

@@ -372,9 +372,8 @@ def read_text(path: Path, what: str) -> str:
         text = read_bytes(path, what).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise InputError(f"the {what} {path} is not UTF-8 text") from None
-    before, nul, _ = text.partition("\0")
-    if nul:  # where the compiler would take the text to end
-        line = before.count("\n") + 1
+    if "\0" in text:  # where the compiler would take it to end
+        line = text.partition("\0")[0].count("\n") + 1
         raise InputError(f"the {what} {path} holds a NUL character in line {line}; remove it, or save it as UTF-8")
     return text
 

@@ -345,8 +345,8 @@ class FinalistChecks:
         ties = [one for one in tied if _repeats(self.readings[one]) >= needed]
         if len(ties) < len(tied):
             self.notices.append(
-                f"{plural(len(tied) - len(ties), 'configuration')} as fast as the winner could not be verified as "
-                f"often within {self._limit_s:g} s, and not listed as ties"
+                f"{plural(len(tied) - len(ties), 'configuration')} as fast as the winner, not listed as ties, could "
+                f"not be verified as often within {self._limit_s:g} s"
             )
         return ties
 
