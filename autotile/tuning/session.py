@@ -215,8 +215,8 @@ def open_session(
             from autotile.database.engine import parse_location
 
         if options.trace is not None:
-            for used in (options.replay, parse_location(location)):
-                check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
+            used = options.replay, parse_location(location)
+            check_output(options.trace, *(one for one in used if isinstance(one, str | Path)))
         database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem, backend.device):
@@ -753,12 +753,7 @@ class Session:
                         self._record.add(trial, phase="final")
                     for rank, trial in enumerate(finals.ranked, start=1):
                         self._record.add(measured_on(self._backend.uuid, trial), phase="final", rank=rank)
-        won = self._plan.confirmed
-        if self._finals is None and best is not None and won is not None and won != best.config:
-            self._notices += (
-                f"no finals were held, so {config_text(won)}, which won earlier ones, is still what is served; "
-                "to compare it with the winner of this search, hold finals",
-            )
+        self._notices += tuple(self._plan.served_still(best)) if self._finals is None else ()
         from autotile.search.importance import find_parameter_effects  # imports SciPy
 
         self._effects = find_parameter_effects(self.space, self.trials)

@@ -353,6 +353,12 @@ class SearchPlan:
         """Return True if a trial, maybe of a session with another objective, has the values that this one's needs."""
         return bool(objective_values(trial, self._options.objectives)) and self._scorer.known_cost(trial) is not None
 
+    def served_still(self, best: Trial | None) -> Iterator[str]:
+        """Yield a notice that what won earlier finals is still served, if that is not the best of a session."""
+        if self.confirmed is not None and best is not None and best.config != self.confirmed:
+            served = f"{config_text(self.confirmed)}, which won earlier ones, is still what is served"
+            yield f"no finals were held, so {served}; to compare it with the winner of this search, hold finals"
+
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""
         from autotile.search.search import Search
