@@ -25,7 +25,7 @@ from autotile.api.targets import (
     tune_problem,
 )
 from autotile.core.argument_types import check_value, checked
-from autotile.core.model import TIME, Config, Problem, Trial, config_key, split_objectives
+from autotile.core.model import OBJECTIVES, TIME, Config, Problem, Trial, config_key, split_objectives
 from autotile.core.text import Result, device_text, plural, time_text
 from autotile.database.paths import check_output
 from autotile.errors import InputError
@@ -392,9 +392,9 @@ def tune_family(
     problem = resolve_problem(loaded.spec, family.largest, dtype)
     announce(sizes_notice(loaded.spec, family.largest, given))
     objectives, expression = split_objectives(chosen.objectives, [*loaded.spec.metrics])
-    chosen = replace(chosen, objectives=objectives, objective=expression)
-    others = expression is not None or loaded.spec.objective is not None or objectives != (TIME,)
-    if others or chosen.verify_sizes or chosen.only is not None:
+    is_time = {expression, chosen.objective} <= {None, OBJECTIVES[TIME]} and objectives == (TIME,)
+    chosen = replace(chosen, objectives=objectives, objective=None)
+    if not is_time or loaded.spec.objective is not None or chosen.verify_sizes or chosen.only is not None:
         raise InputError("a family is tuned for time, at points of its own; leave other objectives and problems out")
     check_gpu(chosen)
     limited = replace(plan or FamilyPlan(), **limits)

@@ -176,6 +176,8 @@ def test_other_functions_take_them_too(scale_toml, recording):
             call(worker=1)
     with pytest.raises(autotile.InputError, match="points is 0"):
         autotile.tune_family(scale_toml, n="1..8", points=0)
+    with pytest.raises(autotile.InputError, match="a family is tuned for time"):
+        autotile.tune_family(scale_toml, n="1..8", options=autotile.TuneOptions(objective="1 / time_us"))
 
 
 def test_every_option_of_the_command_line_is_a_keyword():
