@@ -225,7 +225,7 @@ class ExpectedOutputs:
         for name, path in self._files(problem, seed, check=check).items():
             place = f"{spec.source}: [reference] outputs.{name}"
             try:
-                if declared := self.spec.reference.files.get(name):
+                if declared := reference.files.get(name):
                     declared.check_hash(name)
                 stored = map_npy(path)
             except DataError as error:
