@@ -216,7 +216,10 @@ class TestFormsOfIncludes:
             '#include "a.cuh"',  # which includes b.cuh, which includes a.cuh
             "#include <cuda_fp16.h>\n#include <cuda/std/array>",
             *(f'#define HEADER "{name}"\n#include HEADER' for name in ("x.h", "/dev/zero")),
-            *(f'#include "{n}"\n#if __has_include(<{n}>)\n#endif' for n in (5000 * "a", "", ".", "..", "self.h")),
+            *(
+                f'#include "{n}"\n#if __has_include(<{n}>)\n#endif'
+                for n in ("a\0b", 5000 * "a", "", ".", "..", "self.h")
+            ),
         ],
     )
     @pytest.mark.usefixtures("special_files")
