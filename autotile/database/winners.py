@@ -250,21 +250,6 @@ WINNERS = Query(
 WINNER = Query(f"{_WINNERS} WHERE studies.digest = :digest", _winner)
 """Winner of the study of a key."""
 
-FINALISTS = Query(
-    f"""
-    SELECT trials.id, {_names(WINNER_COLUMNS)}
-    FROM studies
-    JOIN trials ON studies.id = trials.study_id
-    JOIN runs ON runs.id = trials.run_id
-    WHERE studies.digest = :digest AND trials.outcome = 'ok' AND trials.phase = 'final' AND trials.rank IS NOT NULL
-    AND runs.ended_at IS NOT NULL
-    ORDER BY min(trials.id) OVER (PARTITION BY runs.id) DESC, trials.rank
-    """,
-    _winner,
-    "trials",
-)
-"""Finalists of the study of a key: those of its newest finals first, in each the best first."""
-
 RULES: Query[StoredRule] = Query(
     f"""
     SELECT {_names({"families": RULE_COLUMNS})}

@@ -36,21 +36,11 @@ from msgspec.structs import replace
 from autotile.core.device import DeviceProperties
 from autotile.core.documents import Text, attributes, convert
 from autotile.core.forks import FORK_LOCK, cached_property
-from autotile.core.model import (
-    OUTPUT_DIGEST,
-    VARYING_OUTPUTS,
-    Config,
-    L2Mode,
-    Measurement,
-    Problem,
-    config_key,
-    config_text,
-)
+from autotile.core.model import OUTPUT_DIGEST, VARYING_OUTPUTS, Config, L2Mode, Measurement, Problem, config_key
 from autotile.database.keys import TuningKey, key_differences, key_of
 from autotile.database.winners import (
     CHECKS,
     DIGESTED,
-    FINALISTS,
     MODEL,
     RULES,
     SERVER_TIMEOUT_S,
@@ -142,10 +132,6 @@ class DatabaseShelf:
         if "winners" in vars(self):
             return [winner for winner in self.winners if winner.key == key and not winner.shipped]
         return self._read(WINNER, digest=key.digest)
-
-    def of_finals(self, key: TuningKey) -> list[Winner]:
-        """Return the finalists of a problem, those of the newest finals first, the best first."""
-        return self._read(FINALISTS, digest=key.digest)
 
     def finalists(self, winner: Winner, configs: Sequence[Config]) -> Mapping[str, Winner]:
         """Return the newest result of each finalist of a winner's study and of some other configurations in it.
@@ -357,11 +343,6 @@ def choose(request: KernelRequest) -> Choice:
     # The user's own result by its key, which needs no others to be read.
     own = shelf.own(request.key) if isinstance(shelf, DatabaseShelf) else ()
     found = next(filter(request.allows, map(request.choice_of, own)), None) or request.stored(tier="exact")
-    if found is None and own and isinstance(shelf, DatabaseShelf):  # what won is valid no more, by a changed file
-        others = (one for one in shelf.of_finals(request.key) if config_key(one.config) not in request.wrong)
-        found = next(filter(request.allows, map(request.choice_of, others)), None)
-        lost = f"{config_text(own[0].config)}, which won its finals, is not valid any more."
-        found = replace(found, unapplied=lost) if found and found.config != request.kernel.spec.default else None
     if found is not None:
         return found
     known = list(shelf.rules)

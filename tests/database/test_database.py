@@ -124,16 +124,6 @@ def test_best_is_one_a_study_and_can_be_narrowed(database, key, device):
     assert [best.trial.config["BM"] for best in database.best(study_id=2)] == [1]
 
 
-def test_the_newest_finals_are_those_that_were_stored_last_whichever_session_began_first(database, key, study):
-    runs = [start_run(database, study, sampler="random") for _ in range(2)]
-    for run, tiles in zip(reversed(runs), ((1, 2), (3, 4)), strict=True):
-        for rank, tile in enumerate(tiles, start=1):
-            add_trial(database, study, run, measured({"BM": tile}, 10.0), phase="final", rank=rank)
-        end_run(database, run)
-    found = [database.read(query, digest=key.digest) for query in (winners.WINNER, winners.FINALISTS)]
-    assert [[one.config["BM"] for one in of_query] for of_query in found] == [[3], [3, 4, 1, 2]]
-
-
 def test_studies_are_listed_with_the_configurations_that_were_tried(database, key, study, run):
     database.study(structs.replace(key, kernel="copy"), None)
     add_trials(database, study, run, [measured({"BM": 64}, 12.5), Trial({"BM": 32}, Outcome.CRASHED)])

@@ -190,9 +190,6 @@ SCENARIOS: dict[str, list[Step]] = {
         put(4096, LARGE),
         edited("WORK = [1, 2, 4]", "WORK = [1, 2]"),
         asked(4096, "default"),
-        put(4096, {"THREADS": 64, "WORK": 2}),
-        put(4096, LARGE, default_ratio=None),
-        asked(4096, "exact", {"THREADS": 64, "WORK": 2}, "WORK=4, which won its finals, is not valid any more"),
     ],
     "what exceeds the device's limits": [
         edited(BLOCK, f'{BLOCK}\ndynamic_smem_bytes = "256 * THREADS * WORK"'),
