@@ -215,8 +215,8 @@ def open_session(
             from autotile.database.engine import parse_location
 
         if options.trace is not None:
-            used = options.replay, parse_location(location)
-            check_output(options.trace, *(one for one in used if isinstance(one, str | Path)))
+            for used in (options.replay, parse_location(location)):
+                check_output(options.trace, *([used] if isinstance(used, str | Path) else []))
         database = stack.enter_context(Database.open(location))
         for config in options.tries:
             if reason := check_config(kernel.spec, config, problem, backend.device):
