@@ -275,7 +275,7 @@ def check_writable(path: Path) -> None:
         ) from None
     # SQLite writes its log beside the file, so the folder must be writable too; reading a read-only file leaves one.
     for checked in (path.parent, path, *(Path(f"{path}{end}") for end in ("-wal", "-shm"))):
-        if checked.exists() and not os.access(checked, os.W_OK):
+        if checked.exists() and not os.access(checked, os.W_OK) and checked.exists():  # a log may end meanwhile
             raise DatabaseError(f"cannot write {checked}: change its permissions, or name a database in another folder")
 
 
