@@ -55,7 +55,7 @@ from autotile.space.time_estimate import estimate_times
 from autotile.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
-    from autotile.database.database import Database
+    from autotile.database.database import Database, StudySummary
     from autotile.search.search import Search
     from autotile.search.transfer import Source
     from autotile.tuning.progress_state import TrialLog
@@ -192,12 +192,11 @@ _MIN_TIMED_TRIALS = 6
 """Minimum number of trials with a time in a study to transfer from."""
 _BEST_OF_EACH = 3
 """Configurations of each of these studies that are in the space even where its heuristics exclude them."""
+CostAt = Callable[[Problem], Callable[[Trial], float | None]]
 
 
-def find_sources(
-    database: Database, key: TuningKey, cost_at: Callable[[Problem], Callable[[Trial], float | None]]
-) -> list[Source]:
-    """Return the trials of the nearest other studies of the same kernel and dtype, nearest first.
+def find_sources(database: Database, studies: Iterable[StudySummary], key: TuningKey, cost_at: CostAt) -> list[Source]:
+    """Return the trials of the nearest of a kernel's other studies of the same dtype, nearest first.
 
     Studies are ordered by GPU, then by architecture, then by size. A study without a size in common, such as an
     imported one with size names of its own, cannot be compared. Configurations of these trials may be invalid here: a
@@ -206,7 +205,7 @@ def find_sources(
     """
     others = [
         study
-        for study in database.studies(key.kernel)
+        for study in studies
         if study.key != key
         and study.key.dtype == key.dtype
         and study.key.sizes.keys() & key.sizes.keys()
@@ -302,13 +301,13 @@ class SearchPlan:
                 if self.has_values(trial) or not trial.outcome.has_time:
                     self.earlier.append(trial)
         same = attributes(key, "template_hash", "space_hash", "options")
-        others = () if searched else database.studies(key.kernel)
-        trials = sum(one.trials for one in others if structs.replace(one.key, **same) == key != one.key)
+        studies = database.studies(key.kernel)
+        trials = sum(one.trials for one in studies if structs.replace(one.key, **same) == key != one.key)
         beside = (
             f"a new study begins, beside {plural(trials, 'trial')} of another version of the kernel: since then its "
             "code, the name of one of its files, or launch, arguments or reference of the search-space file changed"
         )
-        self.notices: tuple[str, ...] = tuple(filter(None, (spec.reference.notice, beside if trials else "")))
+        self.notices = tuple(filter(None, (spec.reference.notice, "" if searched or not trials else beside)))
         confirmed = [best.trial.config for best in database.best(study_id=study_id) if best.confirmed]
         ended = {run_id for run_id, run in verified.items() if run.ended_at is not None}
         tried = [one.trial for one in searched if one.run_id in ended and one.trial.outcome is Outcome.OK]
@@ -320,7 +319,7 @@ class SearchPlan:
         self._served = find_served(database, study_id, options)
         self._sources = []
         if options.transfer:
-            self._sources = find_sources(database, key, lambda other: Scorer(spec, other, objective).known_cost)
+            self._sources = find_sources(database, studies, key, lambda at: Scorer(spec, at, objective).known_cost)
         named = [self.default, *(options.only or ()), *options.tries, *(trial.config for trial in self.earlier)]
         named += [config for config in (self.incumbent, self._served) if config is not None]
         for _, timed in self._sources:  # the fastest few configurations of another study may be fast here, too
@@ -355,7 +354,7 @@ class SearchPlan:
 
     def served_still(self, best: Trial | None) -> Iterator[str]:
         """Yield a notice that what won earlier finals is still served, if that is not the best of a session."""
-        if self.confirmed is not None and best is not None and best.config != self.confirmed:
+        if best is not None and self.confirmed not in (None, best.config):
             served = f"{config_text(self.confirmed)}, which won earlier ones, is still what is served"
             yield f"no finals were held, so {served}; to compare it with the winner of this search, hold finals"
 

@@ -33,8 +33,8 @@ def test_the_nearest_studies_come_first_but_not_the_own_one_nor_one_without_a_si
     for n in (512, 1024, 8192):
         bench.tune(bench.record(n=n), n=n, trials=8)
     key = next(study.key for study in database.studies() if study.key.sizes == {"n": 1024})
-    sources = find_sources(database, key, _time_at)
-    assert find_sources(database, structs.replace(key, sizes={"x": 1024}), _time_at) == []
+    sources = find_sources(database, database.studies(), key, _time_at)
+    assert find_sources(database, database.studies(), structs.replace(key, sizes={"x": 1024}), _time_at) == []
     assert [name for name, _ in sources] == ["n=512", "n=8192"]
     assert all(len(timed) >= 6 for _, timed in sources)
 
