@@ -294,9 +294,11 @@ def absolute_path(path: str | os.PathLike[str], what: str, folder: Path | None =
 
 
 def toolkit_folders() -> tuple[Path, ...]:
-    """Return possible locations of a CUDA toolkit: ``CUDA_HOME``, ``CUDA_PATH``, then the installer's default."""
+    """Return possible locations of a CUDA toolkit: ``CUDA_HOME``, ``CUDA_PATH``, conda's, the installer's default."""
     named = (os.environ.get(variable) for variable in ("CUDA_HOME", "CUDA_PATH"))
-    return (*(Path(folder) for folder in named if folder), Path("/usr/local/cuda"))
+    conda = os.environ.get("CONDA_PREFIX")
+    targets = sorted(Path(conda).glob("targets/*")) if conda else ()
+    return (*(Path(folder) for folder in named if folder), *targets, Path("/usr/local/cuda"))
 
 
 @lru_cache

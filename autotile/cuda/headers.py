@@ -36,7 +36,7 @@ PRELUDE = "autotile_prelude.h"
 """Header of what nvcc declares without any ``#include``."""
 _VERSION = re.compile(rb"#define\s+CUDA_VERSION\s+(\d+)")
 _LIBRARIES = ("cudart", "cccl", "curand")
-"""Libraries of `cuda.pathfinder` whose headers kernels include."""
+"""Libraries of `cuda.pathfinder` whose headers kernels include, the runtime first."""
 _OF_WHEELS = ("cuda_cccl", "cuda_runtime", "cuda_nvcc", "curand")
 """Folders below ``nvidia`` of the wheels for CUDA 12 that hold headers; those for CUDA 13 share ``nvidia/cu13``."""
 _UNNUMBERED_MAJOR = 12
@@ -95,18 +95,21 @@ def find_header(name: str) -> Path | None:
 def _wheel_folders() -> list[Path]:
     """Return the folders of all wheels, of which other packages, such as PyTorch, may bring older ones.
 
-    `cuda.pathfinder` returns one folder for each library, which may also be conda's.
+    A runtime that is no wheel is found by `cuda.pathfinder`, and the other libraries beside it. Where it is a wheel,
+    they are not asked for: it would start an interpreter in each compile worker to look for one that is not installed.
     """
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:  # it is installed with the bindings of NVRTC
         return []
-    found = []
+    found: list[Path] = []
     for library in _LIBRARIES:
         try:
             folder = find_nvidia_header_directory(library)
         except Exception:
             continue
+        if folder and _OF_A_WHEEL.search(folder):
+            break
         found += [Path(folder)] if folder else []
     major = version_of(nvrtc_version())[0]
     names = [f"cu{major}/include", f"cu{major}/include/cccl", *(f"{name}/include" for name in _OF_WHEELS)]
