@@ -509,6 +509,33 @@ class TestCompiled:
         assert "autotile" not in graphs[0].code
         assert "linear" in graphs[0].code
 
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "dynamic", "is_padded"),
+        [
+            ((3, 200, 65), torch.bfloat16, False, True),
+            ((600, 64), torch.float16, False, True),
+            ((600, 64), torch.float16, True, False),
+            ((511, 65), torch.bfloat16, False, False),
+            ((600, 65), torch.float32, False, False),
+        ],
+    )
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_rows_of_odd_lengths_are_padded_in_a_graph(self, shape, dtype, dynamic, is_padded, has_bias):
+        """If their number is known and large; the result is laid out as PyTorch's, also without a GPU."""
+        graphs, x, layer = list[Any](), torch.randn(shape, dtype=dtype), nn.Linear(shape[-1], 33, has_bias, dtype=dtype)
+
+        def compute(x: Any) -> Any:
+            gains = products._gains_by_padding(x, layer.weight)
+            return (products._padded_linear if gains else nn.functional.linear)(x, layer.weight, layer.bias)
+
+        keep = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731 - of two expressions
+        with torch.no_grad():
+            made = torch.compile(compute, backend=keep, fullgraph=True, dynamic=dynamic)(x)
+        expected = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if has_bias else None)
+        assert ("pad" in graphs[0].code) is is_padded
+        assert made.stride() == expected.stride()
+        assert torch.allclose(made.double(), expected, rtol=0.02, atol=0.02)
+
     def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model):
         inductor = autotile.torch.inductor
         config = pytest.importorskip("torch._inductor.config")
@@ -615,6 +642,28 @@ class TestOnGpu:
         bias = layer.bias.double() if has_bias else None
         assert close(y, nn.functional.linear(x.double(), layer.weight.double(), bias))
         assert "extern_kernels.autotile_" in "".join(sources)
+
+    @pytest.mark.usefixtures("apart")
+    @pytest.mark.parametrize("dynamic", [False, True])
+    @pytest.mark.parametrize("records", [False, True])
+    def test_compiled_layers_of_odd_sizes(self, dynamic, records):
+        """Their rows are padded in the graph where autograd records nothing and their number is known."""
+        layers = [
+            autotile.torch.Linear(*sizes, device="cuda", dtype=torch.bfloat16) for sizes in ((1025, 519), (519, 33))
+        ]
+        model = nn.Sequential(layers[0], nn.SiLU(), layers[1])
+        graphs, x = list[Any](), torch.randn(2, 777, 1025, device="cuda", dtype=torch.bfloat16)
+        keep = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731 - of two expressions
+        wide = copy.deepcopy(model).double()
+        for layer in (wide[0], wide[2]):
+            layer.__class__ = nn.Linear
+        for backend in (keep, "inductor"):
+            torch._dynamo.reset()
+            with torch.set_grad_enabled(records):
+                made = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)(x)
+            assert torch.allclose(made.double(), wide(x.double()), rtol=0.02, atol=0.02)
+            assert made.is_contiguous()
+        assert ("pad" in graphs[0].code) is not (dynamic or records)
 
     @pytest.mark.usefixtures("apart")
     def test_stacks_gradients_and_dynamic_sizes_of_a_compiled_graph(self):
