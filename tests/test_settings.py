@@ -66,13 +66,17 @@ def test_a_byte_order_mark_is_no_part_of_the_file(config):
     assert read_settings().cache_limit_bytes == 5 << 20
 
 
-def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch):
+def test_a_toolkit_is_looked_for_where_the_user_says_first(monkeypatch, tmp_path):
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setenv("CUDA_PATH", "")
     assert toolkit_folders() == (Path("/usr/local/cuda"),)
     monkeypatch.setenv("CUDA_PATH", "/opt/b")
     monkeypatch.setenv("CUDA_HOME", "/opt/a")
     assert toolkit_folders() == (Path("/opt/a"), Path("/opt/b"), Path("/usr/local/cuda"))
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path))
+    (target := tmp_path / "targets" / "x86_64-linux").mkdir(parents=True)
+    assert toolkit_folders()[2:] == (target, Path("/usr/local/cuda"))
 
 
 @pytest.mark.usefixtures("config")

@@ -90,7 +90,6 @@ _has_transform, _is_traced = _asked("_are_functorch_transforms_active"), _asked(
 allows_tf32 = torch_library(torch).allows_tf32
 _hooks_of_saved = _asked("_autograd._top_saved_tensors_default_hooks")
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since PyTorch 2.7
 _is_autocast, _forward_mode = torch.is_autocast_enabled, torch.autograd.forward_ad
 _torch_linear, _torch_matmul = torch.nn.functional.linear, torch.matmul
 
@@ -106,11 +105,14 @@ def _is_eager(a: Tensor, b: Tensor) -> bool:
 
 
 def _join_traced() -> bool:
-    """Join Inductor as a graph is traced: an eager program need not wait for its import."""
+    """Join Inductor as a graph is traced: an eager program need not wait for its import.
+
+    Return True if the graph is for ``torch.export``, which PyTorch 2.11 asserts of any graph that it traces.
+    """
     from autotile.torch.inductor import join_traced
 
     join_traced()
-    return True
+    return bool(getattr(torch.compiler, "is_exporting", lambda: False)())  # since PyTorch 2.7
 
 
 # All that `torch.compiler.assume_constant_result` does, which would import the compiler: seconds for an eager program.
@@ -359,6 +361,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, emulate
     to PyTorch: the first call of a size, while the choice is made aside, other dtypes and devices, empty tensors,
     whatever is traced, transformed or under autocast (which keeps converted weights), and float32 where PyTorch may
     round it to TF32. In graphs of ``torch.compile`` and ``torch.export`` it is PyTorch's operator; see `join_inductor`.
+    In those of ``torch.compile`` for inference in half precision, factors with rows of an odd length are padded first.
 
     Parameters
     ----------
@@ -387,9 +390,9 @@ def _known_linear(
 ) -> Tensor:
     """Compute `linear` as an earlier call of its kind found it; a ``layer`` notes that."""
     if _is_compiling():
-        _join_traced()
+        is_exported = _join_traced()
         is_recorded = _is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-        is_padded = input.is_cuda and not (is_recorded or _is_exporting()) and _gains_by_padding(input, weight)
+        is_padded = input.is_cuda and not (is_recorded or is_exported) and _gains_by_padding(input, weight)
         return _padded_linear(input, weight, bias) if is_padded else _torch_linear(input, weight, bias)
     now = EPOCH.now
     try:

@@ -126,6 +126,16 @@ def test_a_toolkit_of_another_major_version_is_not_used(tmp_path, monkeypatch):
     assert found == tuple(str(tmp_path / name / "include") for name in expected)
 
 
+@pytest.mark.parametrize(("runtime", "asked"), [("site/nvidia/cu13/include", 1), ("opt/cuda/include", 3)])
+def test_libraries_are_looked_for_beside_a_runtime_that_is_no_wheel(runtime, asked, tmp_path, monkeypatch):
+    """For one that is not installed, an interpreter would be started."""
+    names = list[str]()
+    folder = str(tmp_path / runtime)
+    monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda name: names.append(name) or folder)
+    assert (Path(folder) in headers._wheel_folders()) is (asked > 1)
+    assert names == list(headers._LIBRARIES[:asked])
+
+
 class TestSeveralInstallations:
     """Other packages, such as PyTorch's wheels, may bring an older CCCL, in a folder that Python searches first."""
 
