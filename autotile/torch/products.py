@@ -70,7 +70,8 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, a: Tensor, b: Tensor, emulate: bool) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.emulate = emulate
-        return _launched(a, b, emulate)
+        made = _launched_at_once(a, b, emulate)
+        return made if made is not None else _launched(a, b, emulate)
 
     backward = staticmethod(_backward)
 
@@ -206,6 +207,12 @@ def _guard(key: object, known: KnownProduct, tensors: tuple[Tensor, ...]) -> Non
     _leave(key, known.kernel, launch)
 
 
+def _launched_at_once(a: Tensor, b: Tensor, emulate: bool) -> Tensor | None:
+    """Compute a product that `_guard` knows, whether or not autograd is on; None for another."""
+    note = _notes.get(("at once", a.shape, b.shape, emulate, _is_grad_enabled()))
+    return note[2](a, b) if note is not None and note[0].choice is note[1] else None
+
+
 def _gain_of(kernel: BoundKernel) -> Gain:
     """Return the gain of what is served, which is found once for each choice."""
     gain = _notes.get(kernel)
@@ -284,8 +291,8 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
         return _torch_matmul(a, b)
     is_compiling = _is_compiling()
     if not is_compiling and type(a) in PLAIN and type(b) in PLAIN:
-        note = _notes.get(("at once", a.shape, b.shape, emulate, _is_grad_enabled()))
-        if note is not None and note[0].choice is note[1] and (made := note[2](a, b)) is not None:
+        made = _launched_at_once(a, b, emulate)
+        if made is not None:
             return made
     if is_compiling or not _is_eager(a, b):
         # An operator would lose a derivative.
