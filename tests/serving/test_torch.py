@@ -512,17 +512,21 @@ class TestCompiled:
     @pytest.mark.parametrize(
         ("shape", "dtype", "dynamic", "is_padded"),
         [
-            ((3, 200, 65), torch.bfloat16, False, True),
-            ((600, 64), torch.float16, False, True),
-            ((600, 64), torch.float16, True, False),
-            ((511, 65), torch.bfloat16, False, False),
-            ((600, 65), torch.float32, False, False),
+            ((3, 200, 513, 520), torch.bfloat16, False, True),
+            ((512, 512, 513), torch.float16, False, True),
+            ((512, 512, 513), torch.float16, True, False),
+            ((511, 513, 513), torch.bfloat16, False, False),
+            ((600, 511, 520), torch.bfloat16, False, False),
+            ((600, 513, 33), torch.bfloat16, False, False),
+            ((512, 520, 512), torch.bfloat16, False, False),
+            ((600, 513, 513), torch.float32, False, False),
         ],
     )
     @pytest.mark.parametrize("has_bias", [False, True])
     def test_rows_of_odd_lengths_are_padded_in_a_graph(self, shape, dtype, dynamic, is_padded, has_bias):
         """If their number is known and large; the result is laid out as PyTorch's, also without a GPU."""
-        graphs, x, layer = list[Any](), torch.randn(shape, dtype=dtype), nn.Linear(shape[-1], 33, has_bias, dtype=dtype)
+        graphs, x = list[Any](), torch.randn(shape[:-1], dtype=dtype)
+        layer = nn.Linear(*shape[-2:], has_bias, dtype=dtype)
 
         def compute(x: Any) -> Any:
             gains = products._gains_by_padding(x, layer.weight)
@@ -649,7 +653,7 @@ class TestOnGpu:
     def test_compiled_layers_of_odd_sizes(self, dynamic, records):
         """Their rows are padded in the graph where autograd records nothing and their number is known."""
         layers = [
-            autotile.torch.Linear(*sizes, device="cuda", dtype=torch.bfloat16) for sizes in ((1025, 519), (519, 33))
+            autotile.torch.Linear(*sizes, device="cuda", dtype=torch.bfloat16) for sizes in ((1025, 519), (519, 777))
         ]
         model = nn.Sequential(layers[0], nn.SiLU(), layers[1])
         graphs, x = list[Any](), torch.randn(2, 777, 1025, device="cuda", dtype=torch.bfloat16)
