@@ -104,7 +104,7 @@ def test_a_database_on_a_read_only_medium_can_be_read(study_db, key, monkeypatch
 
 
 def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
-    """Make a database, damage its start or its middle or cut it in half, and return what the file holds then."""
+    """Make a database, damage its start, middle or schema or cut it in half, and return what the file holds then."""
     with Database.open(path) as database:
         study, run = begin(database, key)
         add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(300)])
@@ -114,13 +114,15 @@ def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
     elif where == "middle":
         middle = len(data) // 2 // 4096 * 4096
         data[middle : middle + 8192] = b"\xa5" * 8192
+    elif where == "schema":  # which SQLite quotes in its message
+        data = data.replace(b"CREATE TABLE studies", b"CREAT\xb0 TABLE studies")
     else:
         del data[len(data) // 2 :]
     path.write_bytes(data)
     return bytes(data)
 
 
-@pytest.mark.parametrize("damage", ["start", "middle", "cut"])
+@pytest.mark.parametrize("damage", ["start", "middle", "schema", "cut"])
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path, key, damage):
     path = tmp_path / "tuning.db"
     data = _damaged(path, key, damage)
