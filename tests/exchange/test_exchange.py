@@ -92,8 +92,17 @@ class TestExport:
         write_cache(tmp_path / "empty.json", key, PARAMETERS, [])
         util = pytest.importorskip("kernel_tuner.util")
         assert util.read_cache(tmp_path / "empty.json", open_cache=False)["cache"] == {}
+        with pytest.raises(InputError, match="reserves the name 'times'; rename"):
+            write_cache(tmp_path / "x.json", key, [Parameter("times", (1, 2))], [])
+
+    def test_a_parameter_of_a_reserved_name_does_not_become_the_time(self, tmp_path, key, stored):
+        path, config = tmp_path / "x.json", {"time": 7}
         with pytest.raises(InputError, match="reserves the name 'time'; rename"):
-            write_cache(tmp_path / "x.json", key, [Parameter("time", (1, 2))], [])
+            write_t4(path, key, [replace(stored[0], trial=replace(stored[0].trial, config=config))], None)
+        write_t4(path, key, stored[:1], None)
+        path.write_text(path.read_text().replace('"BM"', '"time"'))
+        with pytest.raises(InputError, match=r"x\.json cannot be read as T4 results: Kernel Tuner reserves the name"):
+            read_results(path)
 
 
 @pytest.fixture
@@ -193,6 +202,9 @@ class TestImport:
         for trial in found.trials:
             mine = newest[config_key(trial.config)]
             assert trial.time_us == pytest.approx(mine.time_us)
+            if is_t4 and mine.measurement and trial.measurement:
+                assert trial.measurement.low_us == pytest.approx(mine.measurement.low_us)
+                assert trial.measurement.high_us == pytest.approx(mine.measurement.high_us)
             assert {stage: trial.seconds[stage] for stage in mine.seconds} == pytest.approx(mine.seconds)
 
     def test_t4_results_of_theirs_lack_a_gpu_and_are_of_the_kernel_in_the_name(self, tmp_path):
