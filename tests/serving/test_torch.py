@@ -312,6 +312,16 @@ class TestLeftToPytorch:
         assert torch.equal(layers(x), expected)
         assert scripted[0].weight.data_ptr() == model.first.weight.data_ptr()
 
+    @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+    def test_graphs_of_tracers_that_follow_the_code_are_pytorchs(self, model):
+        layers = nn.Sequential(model.first, nn.ReLU(), model.second)
+        autotile.torch.accelerate(layers, device="h200")
+        x = torch.randn(4, 64)
+        for traced in (torch.fx.symbolic_trace(layers), torch.jit.trace(layers, x)):
+            assert torch.equal(traced(x), layers(x))
+        product = torch.fx.symbolic_trace(autotile.torch.matmul)
+        assert torch.equal(product(x, x.T), x @ x.T)
+
     @pytest.mark.parametrize("strict", [False, True])
     def test_an_exported_graph_is_pytorchs(self, model, strict):
         autotile.torch.accelerate(model, device="h200")
