@@ -435,7 +435,8 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
     Any other name is an `InputError`: a mistyped name of a GPU to keep would delete the results of that GPU.
     """
     with database.reading() as connection:
-        stored = set(connection.execute(select(STUDIES.c.gpu_name).distinct()).scalars())
+        found = connection.execute(select(STUDIES.c.gpu_name).distinct()).scalars()
+        stored = {name for name in found if isinstance(name, str)}  # of an unusable row it may be bytes
     for name in names:
         try:
             yield name if name in stored else device_profile(name).name
@@ -455,7 +456,7 @@ def current_versions(database: Database, kernel: KernelName | None) -> tuple[dic
     found: dict[str, tuple[str, str]] = {}
     with database.reading() as connection:
         columns = STUDIES.c.kernel, STUDIES.c.template_hash, STUDIES.c.space_hash
-        stored = {tuple(row) for row in connection.execute(select(*columns).distinct())}
+        stored = {tuple(row) for row in connection.execute(select(*columns).distinct()) if isinstance(row.kernel, str)}
     for name in kernel_names():
         with suppress(AutotileError):
             loaded = load_kernel(name)
