@@ -427,6 +427,8 @@ def _file_path(path: str | Path) -> Path:
         for file in (expanded, f"{expanded}-journal"):  # SQLite's, whose name is longer
             with suppress(FileNotFoundError):
                 os.stat(file)  # noqa: PTH116 - Path.exists hides a loop of links
+        if expanded.is_symlink():
+            expanded = expanded.resolve()  # beside which SQLite keeps its log
     except InputError as error:
         raise DatabaseError(str(error)) from None
     except OSError as error:

@@ -32,7 +32,15 @@ from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
 from autotile.database.learned import read_ceilings
 from autotile.database.paths import atomic_write, network_file_system
-from autotile.database.winners import ADD_MISSES, SCHEMA_REVISION, WINNERS, miss_row, read_file, write_file
+from autotile.database.winners import (
+    ADD_MISSES,
+    SCHEMA_REVISION,
+    WINNERS,
+    file_signature,
+    miss_row,
+    read_file,
+    write_file,
+)
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -101,6 +109,19 @@ def test_a_database_on_a_read_only_medium_can_be_read(study_db, key, monkeypatch
     with open_existing(study_db) as reader:
         assert reader.find_study(key) == 1
         assert [*study_db.parent.iterdir()] == [study_db]
+
+
+def test_the_log_of_a_database_behind_a_link_is_read_and_watched(study_db, key, tmp_path, monkeypatch):
+    (folder := tmp_path / "links").mkdir()
+    (link := folder / "team.db").symlink_to(study_db)
+    before = file_signature(str(link))
+    with Database.open(study_db) as writer:  # while it is open, what it writes is in the log
+        _, run = begin(writer, key)
+        add_trials(writer, 1, run, [measured({"BM": 7}, 5.0)])
+        assert file_signature(str(link)) == file_signature(str(study_db)) != before
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != folder)
+        with open_existing(link) as reader:
+            assert {"BM": 7} in [trial.config for trial in reader.trials(1)]
 
 
 def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
