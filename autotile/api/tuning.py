@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -481,6 +482,7 @@ class TuningSession(Result):
 
     def __init__(self, session: sessions.Session, spec: KernelSpec, problem: Problem, resources: ExitStack) -> None:
         self._session, self._spec, self._resources, self._is_open = session, spec, resources, True
+        self._process = os.getpid()
         self.problem, self.device = problem, session.device
         self.parameters = {parameter.name: parameter.values for parameter in spec.parameters}
         self.default: Config = spec.default
@@ -596,8 +598,8 @@ class TuningSession(Result):
 
     def close(self) -> None:
         """Close the session without a result; its trials are stored. Closing twice is harmless."""
-        if self._is_open:
-            self._is_open = False
+        is_open, self._is_open = self._is_open, False
+        if is_open and os.getpid() == self._process:  # a forked child leaves it to its parent
             with self._resources:
                 self._session.abort()
 
@@ -613,6 +615,11 @@ class TuningSession(Result):
     def _check_open(self) -> None:
         if not self._is_open:
             raise InputError("the session is closed; open another with autotile.session")
+        if os.getpid() != self._process:  # whose trials the parent would miss, and whose answers it would read
+            raise InputError(
+                "the session is of the process that forked this one; evaluate there, several configurations in one "
+                "call, or open another with autotile.session"
+            )
 
     def _headline(self) -> str:
         best = self.best

@@ -1,6 +1,7 @@
 """Tuning as programs call it: options as keyword arguments beside sizes, and sessions that a caller's search drives."""
 
 import inspect
+import multiprocessing
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -343,6 +344,23 @@ class TestSession:
         assert (len(stored("search")), autotile.db_check().unfinished_runs) == (1, 0)
         with pytest.raises(InputError, match="the session is closed"):
             session.ask()
+
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+    def test_a_forked_child_leaves_it_to_its_parent(self, scale_toml, options):
+        def evaluate():
+            with pytest.raises(InputError, match="of the process that forked this one"):
+                session.evaluate({"WORK": 1})
+            session.close()
+
+        with autotile.session(scale_toml, n=N, options=options) as session:
+            session.evaluate({"WORK": 2})
+            child = multiprocessing.get_context("fork").Process(target=evaluate)
+            child.start()
+            child.join(60)
+            assert child.exitcode == 0
+            assert session.evaluate({"WORK": 4})[0].outcome is Outcome.OK
+        assert len(stored("search")) == 3  # with the default
+        assert session.result.winner is not None
 
 
 def test_what_is_named_to_be_tried_is_tried_first_and_takes_part_in_the_finals(scale_toml, options):
