@@ -2,6 +2,7 @@
 
 import inspect
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -344,6 +345,13 @@ class TestSession:
         assert (len(stored("search")), autotile.db_check().unfinished_runs) == (1, 0)
         with pytest.raises(InputError, match="the session is closed"):
             session.ask()
+
+    def test_threads_take_turns(self, scale_toml, options):
+        configs = [{"THREADS": threads, "WORK": work} for threads in THREADS for work in (1, 2, 4)]
+        with autotile.session(scale_toml, n=N, options=options) as session, ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(session.evaluate, configs))
+        assert [dict(trial.config) for (trial,) in found] == configs
+        assert (len(stored("search")), session.result.winner.config) == (12, {"THREADS": 256, "WORK": 4})
 
     @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
     def test_a_forked_child_leaves_it_to_its_parent(self, scale_toml, options):
