@@ -508,6 +508,8 @@ class Database(AbstractContextManager["Database"]):
         self.path = location.absolute() if isinstance(location, Path) else None
         """Path of the SQLite file; None for a database on a server."""
         self._location = self.path or location
+        self.place = str(self._location)
+        """The location with an absolute path, for what is kept: the working directory may change."""
         self._identity = file_identity(self.path) if self.path is not None else None
         self._readonly = readonly
         options = {_LOCATION_OPTION: self.location}

@@ -371,6 +371,13 @@ class TestSession:
         assert session.result.winner is not None
 
 
+def test_a_result_reads_the_same_file_in_another_folder(scale_toml, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = autotile.tune(scale_toml, n=N, options=options, database="own.db", trials=2, finals=0, progress=False)
+    monkeypatch.chdir("/")
+    assert len(result.study_data().trials) == 2
+
+
 def test_what_is_named_to_be_tried_is_tried_first_and_takes_part_in_the_finals(scale_toml, options):
     tries = ({"THREADS": 32, "WORK": 1}, {"THREADS": 32, "WORK": 4})
     result = autotile.tune(scale_toml, n=N, options=options, tries=tries, trials=8, finals=2, progress=False)
