@@ -259,9 +259,9 @@ def tune(
     else:
         loaded, problem = open_problem(kernel, given, dtype)
     notice = sizes_notice(operation or loaded.spec, problem.sizes, given)
-    assumed = [notice] if notice and announce is None else []
-    if notice and announce is not None:
-        announce(notice)
+    assumed: list[str] = []
+    if notice:
+        (announce or assumed.append)(notice)
     served: Mapping[str, int] = problem.sizes
     if operation is not None:
         with observing(shown) as observer, forgetting_served():
@@ -620,10 +620,7 @@ class TuningSession(Result):
     def _turn(self) -> Iterator[None]:
         """Use the session, which one thread does at a time."""
         if os.getpid() != self._process:  # whose trials the parent would miss, and whose answers it would read
-            raise InputError(
-                "the session is of the process that forked this one; evaluate there, several configurations in one "
-                "call, or open another with autotile.session"
-            )
+            raise InputError("the session is of the process that forked this one; use it there, or open another one")
         with self._lock:
             if not self._is_open:
                 raise InputError("the session is closed; open another with autotile.session")

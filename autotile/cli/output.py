@@ -199,14 +199,13 @@ class _OptionalStream:
                     discard_output(stream)  # Python would write the buffer again at exit, and fail with exit code 120
 
 
-def discard_output(stream: IO[str] | None) -> None:
+def discard_output(stream: IO[str]) -> None:
     """Redirect the descriptor of a stream to the null device; an `OSError` or `ValueError` if it has none."""
-    if stream is not None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(null, stream.fileno())
-        finally:
-            os.close(null)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, stream.fileno())
+    finally:
+        os.close(null)
 
 
 def error_console() -> Console:

@@ -137,10 +137,9 @@ def check_database(database: Database) -> DatabaseCheck:
             problems: list[str] = []
             if connection.dialect.name == "sqlite":
                 lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MAX_PROBLEMS})").scalars()
-                problems = [line for line in lines if line != "ok"]
-            if problems:  # counting would read the damaged pages again and raise
-                return DatabaseCheck(location, tuple(problems))
-            if connection.dialect.name == "sqlite":  # a schema of a server may have other tables
+                if damage := tuple(line for line in lines if line != "ok"):  # counting would read it again and raise
+                    return DatabaseCheck(location, damage)
+                # a schema of a server may have other tables
                 foreign = {*inspect(connection).get_table_names()} - {*METADATA.tables, VERSION_TABLE}
                 problems = [f"it has a table {name!r:.80} that autotile did not create" for name in sorted(foreign)]
             for child, link, parent in _LINKS:

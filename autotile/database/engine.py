@@ -427,7 +427,7 @@ def _file_path(path: str | Path) -> Path:
         for file in (expanded, f"{expanded}-journal"):  # SQLite's, whose name is longer
             with suppress(FileNotFoundError):
                 os.stat(file)  # noqa: PTH116 - Path.exists hides a loop of links
-        if expanded.is_symlink():
+        if expanded.is_symlink() and expanded.is_file():
             expanded = expanded.resolve()  # beside which SQLite keeps its log
     except InputError as error:
         raise DatabaseError(str(error)) from None
@@ -647,8 +647,7 @@ def translated_errors(location: Location) -> Iterator[None]:
     except UnicodeEncodeError:  # of a name on a command line that is not UTF-8
         raise DatabaseError(f"database {location}: a name has characters that are not UTF-8; correct it") from None
     except UnicodeDecodeError as error:  # of SQLite's message about a damaged schema, which quotes it
-        fault = f"its schema is not UTF-8 text: {_REMEDIES['SQLITE_CORRUPT']}"
-        raise DamagedDatabaseError(f"database {location}: {fault}") from error
+        raise DamagedDatabaseError(f"database {location}: {_REMEDIES['SQLITE_CORRUPT']}") from error
     except SQLAlchemyError as error:
         shown = _masked(str(error), location)
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)

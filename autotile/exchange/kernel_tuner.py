@@ -470,8 +470,7 @@ def write_t4(path: Path, key: TuningKey, trials: Sequence[StoredTrial], device: 
             found["occupancy"] = trial.occupancy.occupancy
         if trial.reason:
             found["reason"] = trial.reason
-        if _WORDS[trial.outcome][0] != "correct":
-            found["__error__"] = _WORDS[trial.outcome][0]
+        found["__error__"] = _WORDS[trial.outcome][0]
         results.append({**trial.telemetry, **_result(stored), **found, **trial.config})
     # The format has no place for what results are of: it is stated in the free part, by the names of a cache file.
     stated: dict[str, Any] = {"device_name": key.gpu_name, "kernel_name": key.kernel, "problem_size": dict(key.sizes)}

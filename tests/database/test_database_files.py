@@ -26,21 +26,14 @@ from stored_runs import KEY, add_trial, add_trials, begin, change_file, measured
 
 import autotile
 from autotile.core.model import Problem
+from autotile.database import winners
 from autotile.database.care import _PARSERS, check_database
 from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
 from autotile.database.keys import TuningKey
 from autotile.database.learned import read_ceilings
 from autotile.database.paths import atomic_write, network_file_system
-from autotile.database.winners import (
-    ADD_MISSES,
-    SCHEMA_REVISION,
-    WINNERS,
-    file_signature,
-    miss_row,
-    read_file,
-    write_file,
-)
+from autotile.database.winners import ADD_MISSES, SCHEMA_REVISION, WINNERS, miss_row, read_file, write_file
 from autotile.errors import DatabaseError, DataError, DataWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -114,11 +107,11 @@ def test_a_database_on_a_read_only_medium_can_be_read(study_db, key, monkeypatch
 def test_the_log_of_a_database_behind_a_link_is_read_and_watched(study_db, key, tmp_path, monkeypatch):
     (folder := tmp_path / "links").mkdir()
     (link := folder / "team.db").symlink_to(study_db)
-    before = file_signature(str(link))
+    before = winners.file_signature(str(link))
     with Database.open(study_db) as writer:  # while it is open, what it writes is in the log
         _, run = begin(writer, key)
         add_trials(writer, 1, run, [measured({"BM": 7}, 5.0)])
-        assert file_signature(str(link)) == file_signature(str(study_db)) != before
+        assert winners.file_signature(str(link)) == winners.file_signature(str(study_db)) != before
         monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != folder)
         with open_existing(link) as reader:
             assert {"BM": 7} in [trial.config for trial in reader.trials(1)]
