@@ -92,9 +92,9 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
     write_output(path, text)
 
 
-def _check_names(names: Iterable[str], error: type[InputError] = InputError) -> None:
+def _check_names(names: Iterable[str]) -> None:
     if taken := sorted(RESERVED.intersection(names)):
-        raise error(f"Kernel Tuner reserves the name {taken[0]!r}; rename the parameter to exchange results")
+        raise DataError(f"Kernel Tuner reserves the name {taken[0]!r}; rename the parameter to exchange results")
 
 
 def _result(stored: StoredTrial) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def read_results(
         listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
         if (empty := next((name for name, values in listed.items() if not values), None)) is not None:
             raise DataError(f"'tune_params' lacks values for {empty!r:.80}")
-        _check_names(listed, DataError)
+        _check_names(listed)
         parameters = tuple(Parameter(name, tuple(dict.fromkeys(values))) for name, values in listed.items())
         trials = tuple(_trial(label, entry, parameters, document.l2_mode) for label, entry in document.cache.items())
     except OSError as error:

@@ -109,8 +109,7 @@ def test_the_log_of_a_database_behind_a_link_is_read_and_watched(study_db, key, 
     (link := folder / "team.db").symlink_to(study_db)
     before = winners.file_signature(str(link))
     with Database.open(study_db) as writer:  # while it is open, what it writes is in the log
-        _, run = begin(writer, key)
-        add_trials(writer, 1, run, [measured({"BM": 7}, 5.0)])
+        add_trials(writer, *begin(writer, key), [measured({"BM": 7}, 5.0)])
         assert winners.file_signature(str(link)) == winners.file_signature(str(study_db)) != before
         monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != folder)
         with open_existing(link) as reader:

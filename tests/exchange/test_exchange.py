@@ -88,19 +88,16 @@ class TestExport:
         results, _ = simulate(tmp_path / "ours.json", strategy="random_sample", strategy_options={"max_fevals": 2})
         assert len(results) == 2
 
-    def test_an_empty_cache_file_can_be_read_and_a_name_of_its_own_is_refused(self, tmp_path, key):
+    def test_an_empty_cache_file_can_be_read_and_a_name_of_its_own_is_refused(self, tmp_path, key, stored):
         write_cache(tmp_path / "empty.json", key, PARAMETERS, [])
         util = pytest.importorskip("kernel_tuner.util")
         assert util.read_cache(tmp_path / "empty.json", open_cache=False)["cache"] == {}
         with pytest.raises(InputError, match="reserves the name 'times'; rename"):
-            write_cache(tmp_path / "x.json", key, [Parameter("times", (1, 2))], [])
-
-    def test_a_parameter_of_a_reserved_name_does_not_become_the_time(self, tmp_path, key, stored):
-        path, config = tmp_path / "x.json", {"time": 7}
+            write_cache(path := tmp_path / "x.json", key, [Parameter("times", (1, 2))], [])
         with pytest.raises(InputError, match="reserves the name 'time'; rename"):
-            write_t4(path, key, [replace(stored[0], trial=replace(stored[0].trial, config=config))], None)
+            write_t4(path, key, [replace(stored[0], trial=replace(stored[0].trial, config={"time": 7}))], None)
         write_t4(path, key, stored[:1], None)
-        path.write_text(path.read_text().replace('"BM"', '"time"'))
+        path.write_text(path.read_text().replace('"BM"', '"time"'))  # which does not become the time
         with pytest.raises(InputError, match=r"x\.json cannot be read as T4 results: Kernel Tuner reserves the name"):
             read_results(path)
 
