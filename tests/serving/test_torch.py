@@ -309,8 +309,9 @@ class TestLeftToPytorch:
         assert type(layers[0]) is autotile.torch.Linear
         x = torch.randn(4, 64)
         expected = layers(x)
+        graphs = torch.fx.symbolic_trace(layers), torch.jit.trace(layers, x)
         scripted = torch.jit.script(layers)
-        for traced in (scripted, torch.fx.symbolic_trace(layers), torch.jit.trace(layers, x)):
+        for traced in (scripted, *graphs):
             assert torch.equal(traced(x), expected)
         assert torch.equal(layers(x), expected)
         assert scripted[0].weight.data_ptr() == model.first.weight.data_ptr()
