@@ -220,10 +220,10 @@ def export(
         document = {"action": "exported", "format": "model", "files": [str(model) for model in models]}
         shown = "\n".join(f"exported {model}" for model in models)
         return Written(Path(str(output)), f"{plural(len(models), 'model')} exported", [shown], document)
+    if given or format != "c-header":
+        loaded, problem = open_problem(name, given, dtype)
+        announce(sizes_notice(loaded.spec, problem.sizes, given))
     if format == "c-header":
-        if given:
-            loaded, problem = open_problem(name, given, dtype)
-            announce(sizes_notice(loaded.spec, problem.sizes, given))
         header = check_output(str(output), makes_folder=True)
         (packed,), images, notices = _prepare(selected, architectures, dtype, database)
         element_type = dtype or packed.kernel.spec.dtypes[0]
@@ -242,8 +242,6 @@ def export(
             "notices": list(notices),
         }
         return Written(header, f"{namespace}: {held}, {header}", [facts, *notices], document)
-    loaded, problem = open_problem(name, given, dtype)
-    announce(sizes_notice(loaded.spec, problem.sizes, given))
     if is_measured:
         from autotile.api.tuning import record
         from autotile.tuning.options import TuneOptions

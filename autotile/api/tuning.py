@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -257,9 +259,9 @@ def tune(
     else:
         loaded, problem = open_problem(kernel, given, dtype)
     notice = sizes_notice(operation or loaded.spec, problem.sizes, given)
-    assumed = [notice] if notice and announce is None else []
-    if notice and announce is not None:
-        announce(notice)
+    assumed: list[str] = []
+    if notice:
+        (announce or assumed.append)(notice)
     served: Mapping[str, int] = problem.sizes
     if operation is not None:
         with observing(shown) as observer, forgetting_served():
@@ -463,7 +465,8 @@ class TuningSession(Result):
     races the best of them and names the winner, which is served from then on. Leaving a ``with`` block finishes the
     session, unless an exception left it.
 
-    A configuration may leave parameters out, which then have their default values.
+    A configuration may leave parameters out, which then have their default values. Calls of several threads take turns;
+    one call that evaluates several configurations compiles them in parallel.
 
     Attributes
     ----------
@@ -481,6 +484,7 @@ class TuningSession(Result):
 
     def __init__(self, session: sessions.Session, spec: KernelSpec, problem: Problem, resources: ExitStack) -> None:
         self._session, self._spec, self._resources, self._is_open = session, spec, resources, True
+        self._process, self._lock = os.getpid(), threading.RLock()
         self.problem, self.device = problem, session.device
         self.parameters = {parameter.name: parameter.values for parameter in spec.parameters}
         self.default: Config = spec.default
@@ -513,11 +517,11 @@ class TuningSession(Result):
         InputError
             ``n`` is not from 1 to 1000, or the session is closed.
         """
-        self._check_open()
         check_whole("n", n, 1)
         if n > MAX_ASKED:
             raise InputError(f"n is {n}, expected at most {MAX_ASKED}")
-        return self._session.ask(n)
+        with self._turn():
+            return self._session.ask(n)
 
     @checked
     def evaluate(self, configs: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Trial]:
@@ -540,12 +544,12 @@ class TuningSession(Result):
         WorkerError
             The GPU worker died repeatedly.
         """
-        self._check_open()
         given = [configs] if isinstance(configs, Mapping) else list(configs)
         for config in given:
             check_value("a configuration", config, Mapping[str, Any])
         completed = [complete_config(self._spec, config) for config in given]
-        found = {config_key(trial.config): trial for trial in self._session.evaluate(completed)}
+        with self._turn():
+            found = {config_key(trial.config): trial for trial in self._session.evaluate(completed)}
         return [found[config_key(config)] for config in completed]
 
     @checked
@@ -572,12 +576,12 @@ class TuningSession(Result):
     @checked
     def tell_all(self, results: Iterable[tuple[Mapping[str, Any], float | None]]) -> None:
         """Tell several configurations with their times, as `tell` does; if one is refused, none is told."""
-        self._check_open()
         told = list[tuple[Config, float | None]]()
         for config, time_us in results:
             check_value("time_us", time_us, _Time | None)
             told.append((complete_config(self._spec, config), None if time_us is None else float(time_us)))
-        self._session.tell(told)
+        with self._turn():
+            self._session.tell(told)
 
     def finish(self) -> TuneResult:
         """Race the best configurations and the default, store the winner, and close the session.
@@ -588,18 +592,20 @@ class TuningSession(Result):
             As from `autotile.tune`. A second call returns the same.
         """
         if self.result is None:
-            self._check_open()
-            self._is_open = False
-            with forgetting_served(), self._resources:
+            with self._turn(), forgetting_served(), self._resources:
+                self._is_open = False
                 self.result = self._session.finish()
         return self.result
 
     def close(self) -> None:
         """Close the session without a result; its trials are stored. Closing twice is harmless."""
-        if self._is_open:
-            self._is_open = False
-            with self._resources:
-                self._session.abort()
+        if os.getpid() != self._process:  # a forked child leaves it to its parent
+            return
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                with self._resources:
+                    self._session.abort()
 
     def __enter__(self) -> Self:
         return self
@@ -610,9 +616,15 @@ class TuningSession(Result):
         else:
             self.close()
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise InputError("the session is closed; open another with autotile.session")
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Use the session, which one thread does at a time."""
+        if os.getpid() != self._process:  # whose trials the parent would miss, and whose answers it would read
+            raise InputError("the session is of the process that forked this one; use it there, or open another one")
+        with self._lock:
+            if not self._is_open:
+                raise InputError("the session is closed; open another with autotile.session")
+            yield
 
     def _headline(self) -> str:
         best = self.best

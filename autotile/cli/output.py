@@ -199,14 +199,13 @@ class _OptionalStream:
                     discard_output(stream)  # Python would write the buffer again at exit, and fail with exit code 120
 
 
-def discard_output(stream: IO[str] | None) -> None:
+def discard_output(stream: IO[str]) -> None:
     """Redirect the descriptor of a stream to the null device; an `OSError` or `ValueError` if it has none."""
-    if stream is not None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(null, stream.fileno())
-        finally:
-            os.close(null)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, stream.fileno())
+    finally:
+        os.close(null)
 
 
 def error_console() -> Console:
@@ -218,17 +217,15 @@ def replace_closed_streams() -> None:
     """Open the standard streams that this process was started without.
 
     Otherwise the next file that is opened, such as the database, would be standard output or error to any library that
-    writes there. Errors are discarded; writing the answer fails.
+    writes there. Input is empty, errors are discarded, and writing the answer fails.
     """
-    for descriptor in range(3):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)  # takes the lowest number
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 
 
 def console(stream: IO[str]) -> Console:

@@ -137,10 +137,9 @@ def check_database(database: Database) -> DatabaseCheck:
             problems: list[str] = []
             if connection.dialect.name == "sqlite":
                 lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MAX_PROBLEMS})").scalars()
-                problems = [line for line in lines if line != "ok"]
-            if problems:  # counting would read the damaged pages again and raise
-                return DatabaseCheck(location, tuple(problems))
-            if connection.dialect.name == "sqlite":  # a schema of a server may have other tables
+                if damage := tuple(line for line in lines if line != "ok"):  # counting would read it again and raise
+                    return DatabaseCheck(location, damage)
+                # a schema of a server may have other tables
                 foreign = {*inspect(connection).get_table_names()} - {*METADATA.tables, VERSION_TABLE}
                 problems = [f"it has a table {name!r:.80} that autotile did not create" for name in sorted(foreign)]
             for child, link, parent in _LINKS:
@@ -435,7 +434,8 @@ def stored_gpu_names(database: Database, names: Iterable[str]) -> Iterator[str]:
     Any other name is an `InputError`: a mistyped name of a GPU to keep would delete the results of that GPU.
     """
     with database.reading() as connection:
-        stored = set(connection.execute(select(STUDIES.c.gpu_name).distinct()).scalars())
+        found = connection.execute(select(STUDIES.c.gpu_name).distinct()).scalars()
+        stored = {name for name in found if isinstance(name, str)}  # of an unusable row it may be bytes
     for name in names:
         try:
             yield name if name in stored else device_profile(name).name
@@ -455,7 +455,7 @@ def current_versions(database: Database, kernel: KernelName | None) -> tuple[dic
     found: dict[str, tuple[str, str]] = {}
     with database.reading() as connection:
         columns = STUDIES.c.kernel, STUDIES.c.template_hash, STUDIES.c.space_hash
-        stored = {tuple(row) for row in connection.execute(select(*columns).distinct())}
+        stored = {tuple(row) for row in connection.execute(select(*columns).distinct()) if isinstance(row.kernel, str)}
     for name in kernel_names():
         with suppress(AutotileError):
             loaded = load_kernel(name)

@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, wraps
@@ -508,6 +508,8 @@ class Database(AbstractContextManager["Database"]):
         self.path = location.absolute() if isinstance(location, Path) else None
         """Path of the SQLite file; None for a database on a server."""
         self._location = self.path or location
+        self.place = str(self._location)
+        """The location with an absolute path, for what is kept: the working directory may change."""
         self._identity = file_identity(self.path) if self.path is not None else None
         self._readonly = readonly
         options = {_LOCATION_OPTION: self.location}
@@ -657,10 +659,9 @@ class Database(AbstractContextManager["Database"]):
 
             def summary(row: Row) -> StudySummary:
                 study = stored_study(row)
-                try:
+                last_at = None
+                with suppress(DataError):  # of a trial that does not match its schema
                     last_at = convert(row["last_at"], datetime) if row["last_at"] is not None else None
-                except DataError:  # of a trial that does not match its schema
-                    last_at = None
                 identity = (study.study_id, study.key, study.device, study.created_at)
                 counts = (row["runs"], row["trials"], row["ok"], last_at)
                 return StudySummary(*identity, *counts, *winners.get(study.study_id, (None, None)))
@@ -799,13 +800,12 @@ class Database(AbstractContextManager["Database"]):
         """Begin a transaction that writes, over a connection of `connect` or another one."""
         if self._readonly:
             raise DatabaseError(f"{self.location} is open for reading only; open it with Database.open to write")
-        with translated_errors(self._location):
-            if connection is None:
-                with self._writer.begin() as begun:
-                    yield begun
-            else:
-                with connection.begin():
-                    yield connection
+        with (
+            translated_errors(self._location),
+            nullcontext(connection) if connection is not None else self._writer.connect() as used,
+            used.begin(),
+        ):
+            yield used
 
     def connect(self) -> Connection:
         """Open a connection for many transactions that write, one after the other; the caller closes it.

@@ -427,6 +427,8 @@ def _file_path(path: str | Path) -> Path:
         for file in (expanded, f"{expanded}-journal"):  # SQLite's, whose name is longer
             with suppress(FileNotFoundError):
                 os.stat(file)  # noqa: PTH116 - Path.exists hides a loop of links
+        if expanded.is_symlink() and expanded.is_file():
+            expanded = expanded.resolve()  # beside which SQLite keeps its log
     except InputError as error:
         raise DatabaseError(str(error)) from None
     except OSError as error:
@@ -644,6 +646,8 @@ def translated_errors(location: Location) -> Iterator[None]:
         raise kind(f"database {location}: {shown}" + (f": {remedy}" if remedy else "")) from cause
     except UnicodeEncodeError:  # of a name on a command line that is not UTF-8
         raise DatabaseError(f"database {location}: a name has characters that are not UTF-8; correct it") from None
+    except UnicodeDecodeError as error:  # of SQLite's message about a damaged schema, which quotes it
+        raise DamagedDatabaseError(f"database {location}: {_REMEDIES['SQLITE_CORRUPT']}") from error
     except SQLAlchemyError as error:
         shown = _masked(str(error), location)
         raise DatabaseError(f"database {location}: {shown}") from (error if shown == str(error) else None)
@@ -910,7 +914,7 @@ def is_healthy(path: Path) -> bool:
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{access}", uri=True)) as connection:
             return connection.execute("PRAGMA integrity_check(1)").fetchall() == [("ok",)]
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return False
 
 

@@ -83,9 +83,7 @@ def device_fields(device: DeviceProperties) -> JsonObject:
     """Return the fields of a key that a device gives."""
     return {
         "gpu_name": device.name,
-        "compute_capability": device.compute_capability,
-        "sm_count": device.sm_count,
-        "smem_per_block_optin_bytes": device.smem_per_block_optin_bytes,
+        **attributes(device, "compute_capability", "sm_count", "smem_per_block_optin_bytes"),
         "source": "replayed" if device.source == "replayed" else "cuda",
     }
 

@@ -307,7 +307,7 @@ def network_file_system(path: Path) -> str:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return ""
-    folder = path.absolute().parent.resolve()
+    folder = path.resolve().parent
     mounts = [(fields[1].replace("\\040", " "), fields[2]) for line in lines if len(fields := line.split()) > 2]
     # The longest mount point holds the folder; among equal mount points the last one hides the others.
     around = [(len(point), order, kind) for order, (point, kind) in enumerate(mounts) if folder.is_relative_to(point)]

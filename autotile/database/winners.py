@@ -371,7 +371,8 @@ def file_signature(location: str) -> tuple[tuple[int, int, int], ...] | None:
     states = []
     for suffix in ("", "-wal"):
         try:
-            state = os.stat(expand_path(f"{location}{suffix}", "a database"))  # noqa: PTH116
+            file = os.path.realpath(expand_path(location, "a database"))  # beside which SQLite's log is
+            state = os.stat(f"{file}{suffix}")  # noqa: PTH116
         except (OSError, InputError):
             state = None
         states.append((state.st_ino, state.st_size, state.st_mtime_ns) if state and state.st_size else (0, 0, 0))

@@ -44,8 +44,10 @@ _T4_NAMES = ("compilation", "validation", "benchmark", "search_algorithm", "fram
 _T4_TIMES: Mapping[str, str] = dict(zip(_T4_NAMES, STAGES.values(), strict=True))
 """The same times by the names under which Kernel Tuner 1.5.0 writes them to T4 results."""
 
-RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z", "time"})
-"""Names that Kernel Tuner rejects for parameters: ``check_tune_params_list`` in its util.py."""
+_OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.values()})
+RESERVED = frozenset({"grid_size_x", "grid_size_y", "grid_size_z"}) | _OWN_ENTRIES
+"""Names that Kernel Tuner rejects for parameters (``check_tune_params_list`` in its util.py), and those of its own
+entries of a result, which would take the place of a parameter's value."""
 
 _WORDS: Mapping[Outcome, tuple[str, str]] = {
     Outcome.OK: ("correct", ""),
@@ -69,8 +71,7 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
     or the file cannot be written.
     """
     names = [parameter.name for parameter in parameters]
-    if taken := sorted(RESERVED.intersection(names)):
-        raise InputError(f"Kernel Tuner reserves the name {taken[0]!r}; rename the parameter to export results")
+    _check_names(names)
     head = {
         "device_name": key.gpu_name,
         "kernel_name": key.kernel,
@@ -89,6 +90,11 @@ def write_cache(path: Path, key: TuningKey, parameters: Sequence[Parameter], tri
     # Kernel Tuner's own layout, since it recognizes a finished file by the last three characters.
     text = encode_json(head, indent="")[:-2] + ',\n"cache": {\n' + ",\n".join(entries) + "}\n}"
     write_output(path, text)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    if taken := sorted(RESERVED.intersection(names)):
+        raise DataError(f"Kernel Tuner reserves the name {taken[0]!r}; rename the parameter to exchange results")
 
 
 def _result(stored: StoredTrial) -> dict[str, Any]:
@@ -127,7 +133,8 @@ _INVALID: Mapping[str, tuple[Outcome, str, str]] = {
 }
 """Meaning of each term of the T4 schema but ``correct``, as Kernel Tuner uses them."""
 
-_OWN_ENTRIES = frozenset({"time", "times", "timestamp", "__error__", *STAGES.values()})
+_BOUNDS = ("time_low", "time_high")
+"""Measurements of autotile's T4 files: the interval of the time, in milliseconds."""
 
 ImportFormat = Literal["kernel-tuner", "t4"]
 _KINDS: Mapping[ImportFormat, tuple[str, str]] = {
@@ -264,6 +271,7 @@ def read_results(
         listed = {name: document.tune_params.get(name, ()) for name in document.tune_params_keys}
         if (empty := next((name for name, values in listed.items() if not values), None)) is not None:
             raise DataError(f"'tune_params' lacks values for {empty!r:.80}")
+        _check_names(listed)
         parameters = tuple(Parameter(name, tuple(dict.fromkeys(values))) for name, values in listed.items())
         trials = tuple(_trial(label, entry, parameters, document.l2_mode) for label, entry in document.cache.items())
     except OSError as error:
@@ -346,7 +354,8 @@ def _trial(label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ..
         if not any(value == listed and type(value) is type(listed) for listed in parameter.values):
             raise DataError(f"the entry {label!r:.80} lacks a listed value of {parameter.name!r}")
     config = {parameter.name: entry[parameter.name] for parameter in parameters}
-    extra = {name: value for name, value in entry.items() if name not in config and name not in _OWN_ENTRIES}
+    own = {*config, *_OWN_ENTRIES, *_BOUNDS}
+    extra = {name: value for name, value in entry.items() if name not in own}
     # Old files have the mark in place of a time.
     failure = _INVALID.get(str(entry.get("__error__"))) or next(
         (_FAILURES[value] for value in entry.values() if isinstance(value, str) and value in _FAILURES), None
@@ -364,11 +373,14 @@ def _trial(label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ..
     try:
         if failure is None:
             found = convert(entry, MeasuredEntry)
-            # The range of the runs, which for 6 or more holds the median with over 95 %, with the time.
+            low, high = (entry.get(name) for name in _BOUNDS)
+            if not (_is_number(low) and _is_number(high) and 0 < low <= found.time <= high):
+                # The range of the runs, which for 6 or more holds the median with over 95 %, with the time.
+                low, high = min([found.time, *found.times]), max([found.time, *found.times])
             trial["measurement"] = {
                 "time_us": 1e3 * found.time,
-                "low_us": 1e3 * min([found.time, *found.times]),
-                "high_us": 1e3 * max([found.time, *found.times]),
+                "low_us": 1e3 * low,
+                "high_us": 1e3 * high,
                 "samples_us": [1e3 * run_ms for run_ms in found.times],
                 "l2": l2,
             }
@@ -437,8 +449,11 @@ def write_t4(path: Path, key: TuningKey, trials: Sequence[StoredTrial], device: 
     """Write the results to a path and the metadata beside it, with ``-metadata`` before the suffix; return its path.
 
     All trials have the same parameters. Beside a special file, such as ``/dev/stdout``, there is none. It is an
-    `InputError` if a file cannot be written, or the metadata would replace a file beside which no results are.
+    `InputError` if a parameter has a name that Kernel Tuner reserves, a file cannot be written, or the metadata would
+    replace a file beside which no results are.
     """
+    names = list(trials[0].trial.config) if trials else []
+    _check_names(names)
     metadata = path.with_name(f"{path.stem}-metadata{path.suffix}")
     if metadata.exists() and not path.exists():
         raise InputError(f"the metadata of {path} would replace {metadata}; name another file, or move that one away")
@@ -448,21 +463,18 @@ def write_t4(path: Path, key: TuningKey, trials: Sequence[StoredTrial], device: 
             continue
         found: dict[str, Any] = {}
         if trial.measurement:
-            found |= {"time_low": trial.measurement.low_us / 1e3, "time_high": trial.measurement.high_us / 1e3}
+            found |= zip(_BOUNDS, (trial.measurement.low_us / 1e3, trial.measurement.high_us / 1e3), strict=True)
         if trial.resources:
             found |= {name: getattr(trial.resources, name) for name in ("registers", *_UNITS)}
         if trial.occupancy:
             found["occupancy"] = trial.occupancy.occupancy
         if trial.reason:
             found["reason"] = trial.reason
-        if _WORDS[trial.outcome][0] != "correct":
-            found["__error__"] = _WORDS[trial.outcome][0]
+        found["__error__"] = _WORDS[trial.outcome][0]
         results.append({**trial.telemetry, **_result(stored), **found, **trial.config})
     # The format has no place for what results are of: it is stated in the free part, by the names of a cache file.
     stated: dict[str, Any] = {"device_name": key.gpu_name, "kernel_name": key.kernel, "problem_size": dict(key.sizes)}
-    document = t4_results(
-        results, trials[0].trial.config if trials else (), **stated, dtype=key.dtype, l2_mode=key.l2_mode
-    )
+    document = t4_results(results, names, **stated, dtype=key.dtype, l2_mode=key.l2_mode)
     write_output(path, encode_json(document, indent=1) + "\n")
     if not path.is_file():
         return None

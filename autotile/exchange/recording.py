@@ -133,24 +133,13 @@ _FORMAT = "autotile recording"
 
 _COLUMNS: Mapping[str, np.dtype[Any]] = {
     name: np.dtype(kind)
-    for name, kind in {
-        "outcome": "u1",
-        "stage": "u1",
-        "reason": "<u4",
-        "time_us": "<f4",
-        "low_us": "<f4",
-        "high_us": "<f4",
-        "samples": "<u4",
-        "registers": "<u2",
-        "spill_store_bytes": "<u4",
-        "spill_load_bytes": "<u4",
-        "stack_bytes": "<u4",
-        "static_smem_bytes": "<u4",
-        "dynamic_smem_bytes": "<u4",
-        "blocks_per_sm": "<u2",
-        "occupancy": "<f4",
-        "seconds": "<f4",
-    }.items()
+    for kind, names in (
+        ("u1", "outcome stage"),
+        ("<u2", "registers blocks_per_sm"),
+        ("<u4", "reason samples spill_store_bytes spill_load_bytes stack_bytes static_smem_bytes dynamic_smem_bytes"),
+        ("<f4", "time_us low_us high_us occupancy seconds"),
+    )
+    for name in names.split()
 }
 """Arrays with one value for each configuration. Outcome, stage and reason are indices into the header's lists. A time
 of NaN means not measured, 0 registers not compiled. Single precision is far finer than the noise of any timing."""

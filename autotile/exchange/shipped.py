@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.documents import Format, convert, decode_json, encode_json, read_regular
+from autotile.core.documents import Format, attributes, convert, decode_json, encode_json, read_regular
 from autotile.core.text import file_name
 from autotile.database.keys import device_fields
 from autotile.database.paths import write_output
@@ -101,10 +101,9 @@ def shipped_models(operation: str, dtype: str) -> Iterator[tuple[OperationModel,
 
 
 def _has_same_sms(name: str, device: DeviceProperties) -> bool:
+    names = ("compute_capability", "sm_count", "smem_per_sm_bytes")
     with suppress(InputError):
-        other = device_profile(name)
-        kinds = ((one.compute_capability, one.sm_count, one.smem_per_sm_bytes) for one in (other, device))
-        return len(set(kinds)) == 1
+        return attributes(device_profile(name), *names) == attributes(device, *names)
     return False
 
 

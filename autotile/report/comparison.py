@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, TypeGuard
 
 from autotile.core.argument_types import checked
+from autotile.core.documents import attributes
 from autotile.core.model import TIME, Measurement, Outcome, Trial, config_key, config_text, timed_config
 from autotile.core.statistics import SESSION_SPREAD, Interval, is_tie, median_interval, ratio_of_times
 from autotile.core.text import NOTHING, RIGHT, Facts, Part, Result, ResultTable, percent_text, plural, time_text
@@ -131,8 +132,8 @@ class ComparedProblem:
 
     def to_json(self, limit: float | None) -> dict[str, Any]:
         """Return all of it, with the mark for a limit."""
-        ratios = {"ratio": self.ratio, "retimed": self.retimed, "common": self.common}
-        shown = {name: one.to_json("value") if one is not None else None for name, one in ratios.items()}
+        ratios = attributes(self, "ratio", "retimed", "common").items()
+        shown = {name: one.to_json("value") if one is not None else None for name, one in ratios}
         return {
             **versioned_document(self.key),
             "a": _best_document(self.a),
@@ -144,8 +145,7 @@ class ComparedProblem:
             "retimed": shown["retimed"],
             "common": shown["common"],
             "common_configs": self.common_count,
-            "repeat_spread": self.repeat_spread,
-            "clock_ratio": self.clock_ratio,
+            **attributes(self, "repeat_spread", "clock_ratio"),
             "differences": [dict(zip(("name", "a", "b"), each, strict=True)) for each in self.differences],
         }
 
@@ -268,9 +268,7 @@ class DatabaseComparison(Result):
         """Return everything."""
         limit = self.limit
         return {
-            "a": self.a,
-            "b": self.b,
-            "limit": limit,
+            **attributes(self, "a", "b", "limit"),
             "slower_than_limit": len(self.slower_by(limit)) if limit is not None else None,
             "problems": [one.to_json(limit) for one in self.problems],
             "only_a": [one.to_json() for one in self.only_a],
@@ -327,9 +325,7 @@ def _best_document(best: StoredBest) -> dict[str, Any]:
         "confirmed": best.confirmed,
         "device": best.key.gpu_name,
         "nvrtc_version": best.key.nvrtc_version,
-        "driver": best.run.driver,
-        "autotile_version": best.run.autotile_version,
-        "host": best.run.host,
+        **attributes(best.run, "driver", "autotile_version", "host"),
         "measured_at": best.winner.tuned_at.isoformat(),
     }
 

@@ -178,8 +178,7 @@ class DatabaseFollower:
     def close(self) -> None:
         """End the thread; it may be waiting for a lock, which it does not hold up."""
         self._closed.set()
-        with self._wake:
-            self._wake.notify_all()
+        self._ask()
         if self._thread.is_alive():
             self._thread.join(timeout=1.0)
         else:

@@ -196,6 +196,7 @@ def _serving(problem: Problem, heading: str, path: str) -> Markup:
 
 def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Iterable[tuple[str, str | Markup]]:
     key, device = study.key, study.device
+    is_imported = not key.template_hash
     name = config_text(winner.config) or "one configuration"
     yield "Winner", joined(tag("code", name), tag("br"), measured_text(winner))
     for name, value in winner.scores.items():
@@ -215,9 +216,10 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
     parts = [
         key.gpu_name,
         f", {device.sm_count} SMs" if device is not None else "",
-        f", compute capability {key.compute_capability}{driver}",
+        f", compute capability {key.compute_capability}" if key.compute_capability else "",
+        driver,
         f", compiler {key.nvrtc_version}" if key.nvrtc_version else "",
-        ", replayed from a recording" if key.source == "replayed" else "",
+        ", imported" if is_imported else ", replayed from a recording" if key.source == "replayed" else "",
     ]
     yield "Device", "".join(parts)
     stated = (one.trial.telemetry.get("sm_clock_mhz") for one in study.trials)
@@ -243,7 +245,7 @@ def _answer_facts(study: StudyData, winner: Trial, default: Trial | None) -> Ite
         found.append(f"the bits of the outputs {same}")
     if key.source == "replayed":
         found.append("this was when it was recorded, as nothing ran here")
-    yield "Verified", "; ".join(found)
+    yield "Verified", "unknown: the file does not say" if is_imported else "; ".join(found)
     yield "Trials", f"{plural(len(study.newest), 'configuration')} tried in {plural(len(study.runs) or 1, 'session')}"
     if notices := study.summary.notices:
         yield "Remarks", tag("ul", [tag("li", notice) for notice in notices])

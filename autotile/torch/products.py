@@ -287,7 +287,7 @@ def matmul(a: Tensor, b: Tensor, *, emulate: bool = True) -> Tensor:
     RuntimeError, TypeError
         By PyTorch: leading axes cannot be broadcast, a factor has no axis or is no tensor, or the first is on the CPU.
     """
-    if not getattr(a, "is_cuda", False):
+    if getattr(a, "is_cuda", False) is not True:  # nor what stands for a tensor while torch.fx traces
         return _torch_matmul(a, b)
     is_compiling = _is_compiling()
     if not is_compiling and type(a) in PLAIN and type(b) in PLAIN:
@@ -455,12 +455,13 @@ def _padded_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate: bool, key: tuple[Any, ...]) -> Tensor:
     """Compute `linear` where a kernel may be faster than PyTorch."""
+    if not _is_eager(input, weight):  # sizes may be symbols
+        return _torch_linear(input, weight, bias)
     dtype, shape = input.dtype, weight.shape
     if not input.numel():  # of an expert, for example, that no token is sent to
         _products.note(key, (_UNSERVED, None, _torch_linear))
     if not (
-        _is_eager(input, weight)
-        and input.is_cuda
+        input.is_cuda
         and dtype in DTYPES
         and dtype == weight.dtype
         and input.get_device() == weight.get_device()

@@ -261,7 +261,7 @@ def tune_family(
             seconds=elapsed_s(),
             resumed=resumed,
             interrupted=rule is None,
-            database=database.location,
+            database=database.place,
             notices=tuple(schedule.notices),
         )
 

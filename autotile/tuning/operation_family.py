@@ -377,7 +377,7 @@ class Sweep:
             seconds=self.schedule.elapsed_s,
             resumed=resumed,
             interrupted=losses is None,
-            database=database.location,
+            database=database.place,
         )
 
     def _has_time(self, share: float) -> bool:

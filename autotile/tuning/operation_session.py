@@ -386,7 +386,7 @@ class _Halving:
             contenders=tuple(contenders),
             seconds=schedule.elapsed_s,
             interrupted=schedule.interrupted,
-            database=schedule.database.location,
+            database=schedule.database.place,
             **attributes(rate, *WORK),
             notices=tuple(schedule.notices),
         )

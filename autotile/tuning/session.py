@@ -794,7 +794,7 @@ class Session:
             seconds=self._elapsed_s(),
             phases=dict(self._phases_s),
             interrupted=interrupted,
-            database=self._database.location,
+            database=self._database.place,
             **attributes(workrate, *WORK),
             notices=self.notices,
             tried=tuple(filter(None, tried)),

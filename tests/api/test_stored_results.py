@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec import structs
-from stored_runs import DEFAULT, FAST, SLOW, begin, end_run, failed, record_miss
+from stored_runs import DEFAULT, FAST, SLOW, begin, change_file, end_run, failed, record_miss
 
 import autotile
 from autotile.api import databases, results
@@ -15,7 +15,7 @@ from autotile.core.model import Outcome, Problem
 from autotile.core.text import Result, bytes_text
 from autotile.database.database import Database
 from autotile.database.winners import StoredRuleDocument
-from autotile.errors import InputError
+from autotile.errors import DataWarning, InputError
 from autotile.settings import data_folder
 
 
@@ -125,6 +125,11 @@ def test_merge_and_clean(sides, tmp_path):
     assert databases.db_clean(before=tomorrow, database=path).deleted == 0
     with pytest.raises(InputError, match="pass before, keep_gpus or stale"):
         databases.db_clean(database=path)
+    change_file(path, "UPDATE studies SET kernel = x'ff', gpu_name = x'ff'")
+    with pytest.raises(InputError, match="the database holds results of no GPU"):
+        databases.db_clean(keep_gpus=["nothing"], database=path)
+    with pytest.warns(DataWarning, match="kernel: expected str, got bytes"):
+        assert databases.db_clean(stale=True, database=path).deleted == 0
 
 
 N = 1048576

@@ -1,6 +1,8 @@
 """Tuning as programs call it: options as keyword arguments beside sizes, and sessions that a caller's search drives."""
 
 import inspect
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -343,6 +345,33 @@ class TestSession:
         assert (len(stored("search")), autotile.db_check().unfinished_runs) == (1, 0)
         with pytest.raises(InputError, match="the session is closed"):
             session.ask()
+
+    def test_threads_take_turns(self, scale_toml, options):
+        configs = [{"THREADS": threads, "WORK": work} for threads in THREADS for work in (1, 2, 4)]
+        with autotile.session(scale_toml, n=N, options=options) as session, ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(session.evaluate, configs))
+        assert [dict(trial.config) for (trial,) in found] == configs
+        assert (len(stored("search")), session.result.winner.config) == (12, {"THREADS": 256, "WORK": 4})
+
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+    def test_a_forked_child_leaves_it_to_its_parent(self, scale_toml, options):
+        def evaluate():
+            with pytest.raises(InputError, match="of the process that forked this one"), session:
+                session.evaluate({"WORK": 1})
+
+        with autotile.session(scale_toml, n=N, options=options) as session:
+            child = multiprocessing.get_context("fork").Process(target=evaluate)
+            child.start()
+            child.join(60)
+            session.evaluate({"WORK": 4})
+        assert (child.exitcode, len(stored("search"))) == (0, 2)  # with the default
+
+
+def test_a_result_reads_the_same_file_in_another_folder(scale_toml, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = autotile.tune(scale_toml, n=N, options=options, database="own.db", trials=2, finals=0, progress=False)
+    monkeypatch.chdir("/")
+    assert len(result.study_data().trials) == 2
 
 
 def test_what_is_named_to_be_tried_is_tried_first_and_takes_part_in_the_finals(scale_toml, options):

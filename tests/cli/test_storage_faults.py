@@ -360,6 +360,12 @@ def test_a_live_picture_goes_with_its_terminal(session):
     went_on(process.returncode, out)
 
 
+def test_a_session_without_standard_input_has_no_requests(scale_toml, recording):
+    words = ["-m", "autotile", "tune", str(scale_toml), SIZE, f"--replay={recording}", "--ask-tell"]
+    done = shell("<&-", [sys.executable, *words])
+    assert [*map(list, map(json.loads, done.stdout.splitlines()))] == [["ready"], ["result"]]
+
+
 def test_an_error_keeps_its_exit_code():
     for redirection in ("2>&-", "2>/dev/full"):
         done = shell(redirection, [sys.executable, "-m", "autotile", "space", "nowhere.toml", "--json"])

@@ -26,6 +26,7 @@ from stored_runs import KEY, add_trial, add_trials, begin, change_file, measured
 
 import autotile
 from autotile.core.model import Problem
+from autotile.database import winners
 from autotile.database.care import _PARSERS, check_database
 from autotile.database.database import Database, open_existing, rows_of
 from autotile.database.engine import METADATA, _FileConnection
@@ -103,8 +104,20 @@ def test_a_database_on_a_read_only_medium_can_be_read(study_db, key, monkeypatch
         assert [*study_db.parent.iterdir()] == [study_db]
 
 
+def test_the_log_of_a_database_behind_a_link_is_read_and_watched(study_db, key, tmp_path, monkeypatch):
+    (folder := tmp_path / "links").mkdir()
+    (link := folder / "team.db").symlink_to(study_db)
+    before = winners.file_signature(str(link))
+    with Database.open(study_db) as writer:  # while it is open, what it writes is in the log
+        add_trials(writer, *begin(writer, key), [measured({"BM": 7}, 5.0)])
+        assert winners.file_signature(str(link)) == winners.file_signature(str(study_db)) != before
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != folder)
+        with open_existing(link) as reader:
+            assert {"BM": 7} in [trial.config for trial in reader.trials(1)]
+
+
 def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
-    """Make a database, damage its start or its middle or cut it in half, and return what the file holds then."""
+    """Make a database, damage its start, middle or schema or cut it in half, and return what the file holds then."""
     with Database.open(path) as database:
         study, run = begin(database, key)
         add_trials(database, study, run, [measured({"BM": number}, 1.0 + number) for number in range(300)])
@@ -114,13 +127,15 @@ def _damaged(path: Path, key: TuningKey, where: str) -> bytes:
     elif where == "middle":
         middle = len(data) // 2 // 4096 * 4096
         data[middle : middle + 8192] = b"\xa5" * 8192
+    elif where == "schema":  # which SQLite quotes in its message
+        data = data.replace(b"CREATE TABLE studies", b"CREAT\xb0 TABLE studies")
     else:
         del data[len(data) // 2 :]
     path.write_bytes(data)
     return bytes(data)
 
 
-@pytest.mark.parametrize("damage", ["start", "middle", "cut"])
+@pytest.mark.parametrize("damage", ["start", "middle", "schema", "cut"])
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(tmp_path, key, damage):
     path = tmp_path / "tuning.db"
     data = _damaged(path, key, damage)

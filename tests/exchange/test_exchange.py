@@ -88,12 +88,18 @@ class TestExport:
         results, _ = simulate(tmp_path / "ours.json", strategy="random_sample", strategy_options={"max_fevals": 2})
         assert len(results) == 2
 
-    def test_an_empty_cache_file_can_be_read_and_a_name_of_its_own_is_refused(self, tmp_path, key):
+    def test_an_empty_cache_file_can_be_read_and_a_name_of_its_own_is_refused(self, tmp_path, key, stored):
         write_cache(tmp_path / "empty.json", key, PARAMETERS, [])
         util = pytest.importorskip("kernel_tuner.util")
         assert util.read_cache(tmp_path / "empty.json", open_cache=False)["cache"] == {}
+        with pytest.raises(InputError, match="reserves the name 'times'; rename"):
+            write_cache(path := tmp_path / "x.json", key, [Parameter("times", (1, 2))], [])
         with pytest.raises(InputError, match="reserves the name 'time'; rename"):
-            write_cache(tmp_path / "x.json", key, [Parameter("time", (1, 2))], [])
+            write_t4(path, key, [replace(stored[0], trial=replace(stored[0].trial, config={"time": 7}))], None)
+        write_t4(path, key, stored[:1], None)
+        path.write_text(path.read_text().replace('"BM"', '"time"'))  # which does not become the time
+        with pytest.raises(InputError, match=r"x\.json cannot be read as T4 results: Kernel Tuner reserves the name"):
+            read_results(path)
 
 
 @pytest.fixture
@@ -193,6 +199,9 @@ class TestImport:
         for trial in found.trials:
             mine = newest[config_key(trial.config)]
             assert trial.time_us == pytest.approx(mine.time_us)
+            if is_t4 and mine.measurement and trial.measurement:
+                assert trial.measurement.low_us == pytest.approx(mine.measurement.low_us)
+                assert trial.measurement.high_us == pytest.approx(mine.measurement.high_us)
             assert {stage: trial.seconds[stage] for stage in mine.seconds} == pytest.approx(mine.seconds)
 
     def test_t4_results_of_theirs_lack_a_gpu_and_are_of_the_kernel_in_the_name(self, tmp_path):

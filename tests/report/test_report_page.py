@@ -103,6 +103,11 @@ def test_the_sections_are_in_order_and_the_answer_states_what_was_found(page, st
     assert "2 configurations tie: #2, #3" in text
     assert "compute-sanitizer found nothing" in text
     assert "the clocks are not locked" in text
+    unknown = structs.replace(study.key, template_hash="", compute_capability="")
+    text = Reader(answer(replace(study, key=unknown))).text
+    assert "SMs, driver" in text
+    assert "imported" in text
+    assert "Verifiedunknown: the file does not say" in text
 
 
 def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else_and_the_page_names_no_address(page):

@@ -132,7 +132,8 @@ def test_tf32_is_allowed_by_either_setting(values):
 
 def test_products_on_the_cpu_are_pytorchs():
     a, b = torch.randn(3, 5, requires_grad=True), torch.randn(5, 2, dtype=torch.float32)
-    for multiply in (autotile.torch.matmul, torch.compile(autotile.torch.matmul, backend="eager", fullgraph=True)):
+    compiled = torch.compile(autotile.torch.matmul, backend="eager", fullgraph=True)
+    for multiply in (autotile.torch.matmul, compiled, torch.fx.symbolic_trace(autotile.torch.matmul)):
         torch.testing.assert_close(multiply(a, b), a @ b)
         torch.testing.assert_close(torch.autograd.grad(multiply(a, b).sum(), a), torch.autograd.grad((a @ b).sum(), a))
     for factors in (([[1.0]], b), (a, "b")):
@@ -301,14 +302,17 @@ class TestLeftToPytorch:
         with torch._subclasses.FakeTensorMode():
             assert autotile.torch.linear(torch.empty(3, 64), torch.empty(8, 64)).shape == (3, 8)
 
-    def test_a_script_is_pytorchs_and_has_the_same_parameters(self, model):
+    @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+    def test_graphs_and_a_script_are_pytorchs_which_has_the_same_parameters(self, model):
         layers = nn.Sequential(model.first, nn.ReLU(), model.second)
         autotile.torch.accelerate(layers, device="h200")
         assert type(layers[0]) is autotile.torch.Linear
         x = torch.randn(4, 64)
         expected = layers(x)
+        graphs = torch.fx.symbolic_trace(layers), torch.jit.trace(layers, x)
         scripted = torch.jit.script(layers)
-        assert torch.equal(scripted(x), expected)
+        for traced in (scripted, *graphs):
+            assert torch.equal(traced(x), expected)
         assert torch.equal(layers(x), expected)
         assert scripted[0].weight.data_ptr() == model.first.weight.data_ptr()
 
