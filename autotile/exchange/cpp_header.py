@@ -36,7 +36,7 @@ from autotile.kernel.arguments import (
 )
 from autotile.kernel.expressions import Expression, Node, evaluate, is_keyword
 from autotile.kernel.problem import MAX_SIZE, capability_of, runs_on
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import STEP, KernelSpec
 from autotile.version import __version__
 
 _BITS = {
@@ -277,8 +277,11 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
                 yield f"CUmodule module_{name} = nullptr;"
                 yield f"CUdeviceptr constant_{name} = 0;"
                 yield f'detail::check(cuFuncGetModule(&module_{name}, prepared.function), "the module");'
-                found = f'cuModuleGetGlobal(&constant_{name}, nullptr, module_{name}, "{symbol}")'
+                yield f"std::size_t room_{name} = 0;"
+                found = f'cuModuleGetGlobal(&constant_{name}, &room_{name}, module_{name}, "{symbol}")'
                 yield f"if ({found} == CUDA_SUCCESS) {{"
+                smaller = f'throw std::runtime_error("{spec.name}: {name} is larger than {buffer.constant}")'
+                yield f"    if ({size_bytes} > room_{name}) {smaller};"
                 copied = f"cuMemcpyDtoDAsync(constant_{name}, arguments.{name}, {size_bytes}, stream)"
                 yield f'    detail::check({copied}, "{buffer.constant}");'
                 yield "}"
@@ -346,7 +349,7 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
         return " && ".join(f"({cpp(side)}) != 0" for side in sides)
 
     def rules() -> Iterator[str]:
-        """Yield the ranges of sizes, the rules, and the constraints of clusters and tensor maps on the sizes.
+        """Yield the ranges of sizes, the rules, and the constraints of scalars, clusters and tensor maps on the sizes.
 
         A rule that is a Python function is of parameters alone, and every configuration of the header meets it.
         """
@@ -356,6 +359,13 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
         for rule in spec.rules:
             if rule.expression.node.operation != "function":
                 yield f"if (!({cpp(rule.expression)})) return false;  // {rule.name}"
+        for scalar in spec.bound_scalars:
+            kind, value = scalar.element_type(dtype), scalar.binding
+            if kind in _BITS:
+                hint = "declare it as float32, and convert it in the kernel"
+                raise InputError(f"a C++ header cannot convert {scalar.name}, an expression, to {kind}; {hint}")
+            if DTYPES[kind].is_integer and value is not None:
+                yield f"if (!detail::holds<{c_type(kind)}>({cpp(value)})) return false;  // {scalar.name}"
         launch = spec.steps[0].launch
         for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
             remainder = f"detail::floor_mod({cpp(blocks)}, {cpp(cluster)})"
@@ -475,8 +485,8 @@ def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Ite
 
 _lines = "\n".join
 _PLACEHOLDER = re.compile(r"@@(\w+)@@")
-_OF_WORKSPACES = re.compile(r"@@if workspaces@@\n(.*?)@@end@@\n", re.DOTALL)
-"""Part of the template that only a kernel with workspaces has."""
+_PART = re.compile(r"@@if (\w+)@@\n(.*?)@@end@@\n", re.DOTALL)
+"""Part of the template that only some kernels have."""
 _KINDS = {bool: "bool", int: "std::int64_t", float: "double", str: "std::string_view"}
 _QUERIED = {
     "sm_count": "MULTIPROCESSOR_COUNT",
@@ -566,6 +576,7 @@ def write_header(
     launch = spec.steps[0].launch
     symbols = {
         DTYPE_BYTES: DTYPE_BYTES,
+        STEP: "0",
         **{p.name: f"config.{p.name}" for p in spec.parameters},
         **{name: f"sizes.{name}" for name in spec.sizes},
     }
@@ -574,7 +585,6 @@ def write_header(
     numbers = {key: number for number, key in enumerate(configs)}
     known = [winner for winner in winners if config_key(winner.config) in numbers]
     proper = spec.proper_sizes
-    passed = [argument for argument in spec.arguments if argument.is_passed]
 
     def cpp(expression: Expression) -> str:
         return to_cpp(expression, symbols)
@@ -617,17 +627,21 @@ def write_header(
         "cubins": _lines(compiled),
         "grid": dimensions(launch.grid),
         "block": dimensions(launch.block),
+        "cluster": dimensions(launch.cluster),
+        "is_cooperative": literal(launch.is_cooperative),
         "dynamic_smem_bytes": cpp(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
         "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.compiled_names),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper),
         **_device(spec, [cubin.target for cubin in cubins]),
         **_launch_code(spec, dtype, cpp),
-        "value_pointers": ", ".join(f"&value_{argument.name}" for argument in passed),
+        "value_pointers": ", ".join(f"&value_{name}" for name in spec.steps[0].arguments),
         **_family_code(spec, rules, numbers),
     }
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
-    template = _OF_WORKSPACES.sub(r"\1" if spec.workspaces else "", template)
+    has_attributes = bool(launch.cluster or launch.is_cooperative)
+    parts = {"workspaces": spec.workspaces, "attributes": has_attributes, "plain": not has_attributes}
+    template = _PART.sub(lambda match: match[2] if parts[match[1]] else "", template)
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
 
 

@@ -124,6 +124,11 @@ constexpr std::int64_t ceil_log2(std::int64_t a) {
     return bits;
 }
 constexpr bool is_power_of_two(std::int64_t a) { return a > 0 && (a & (a - 1)) == 0; }
+/// Returns whether a type has a value.
+template <typename T>
+constexpr bool holds(std::int64_t value) {
+    return static_cast<std::int64_t>(static_cast<T>(value)) == value;
+}
 inline double floor_mod_real(double a, double b) {
     const double rest = std::fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
@@ -316,10 +321,38 @@ public:
         void* values[] = {@@value_pointers@@};
         const auto side = [](std::int64_t extent) { return static_cast<unsigned>(extent); };
         const Launch& shape = prepared.launch;
+@@if plain@@
         detail::check(cuLaunchKernel(prepared.function, side(shape.grid[0]), side(shape.grid[1]), side(shape.grid[2]),
                                      side(shape.block[0]), side(shape.block[1]), side(shape.block[2]),
                                      side(shape.dynamic_smem_bytes), stream, values, nullptr),
                       "the launch");
+@@end@@
+@@if attributes@@
+        CUlaunchAttribute attributes[2] = {};
+        CUlaunchConfig how{};
+        how.gridDimX = side(shape.grid[0]);
+        how.gridDimY = side(shape.grid[1]);
+        how.gridDimZ = side(shape.grid[2]);
+        how.blockDimX = side(shape.block[0]);
+        how.blockDimY = side(shape.block[1]);
+        how.blockDimZ = side(shape.block[2]);
+        how.sharedMemBytes = side(shape.dynamic_smem_bytes);
+        how.hStream = stream;
+        how.attrs = attributes;
+        if (@@is_cooperative@@) {
+            attributes[how.numAttrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+            attributes[how.numAttrs++].value.cooperative = 1;
+        }
+        const std::int64_t cluster[] = {@@cluster@@};
+        int declared = 0;  // the cluster's blocks along x, if the kernel itself declares a cluster
+        detail::check(cuFuncGetAttribute(&declared, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, prepared.function),
+                      "the kernel's own cluster");
+        if (declared == 0 && cluster[0] * cluster[1] * cluster[2] > 1) {
+            attributes[how.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[how.numAttrs++].value.clusterDim = {side(cluster[0]), side(cluster[1]), side(cluster[2])};
+        }
+        detail::check(cuLaunchKernelEx(&how, prepared.function, values, nullptr), "the launch");
+@@end@@
     }
 
     /// Chooses a configuration, loads it if needed, and enqueues a launch.

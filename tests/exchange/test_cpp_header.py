@@ -16,10 +16,12 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
+from autotile.core.documents import parse_toml, toml_text
 from autotile.core.model import Config, Measurement, Resources, config_key
 from autotile.cuda.headers import toolkit_headers
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
+from autotile.errors import InputError
 from autotile.exchange.bundle import BundledCubin
 from autotile.exchange.cpp_header import literal, to_cpp, write_header
 from autotile.families.family import Extent, Family, FamilyRule, RuleConfig, RulePoint, Split
@@ -239,6 +241,29 @@ def test_flags_workspaces_and_tensor_maps(tmp_path):
     assert run(compile_program(source_of("everything"), tmp_path)) == ["1.cubin 16256 3 8192", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
+
+
+@needs_compiler
+def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
+    document = parse_toml(space_text("everything"))
+    arguments = document["arguments"]
+    arguments = {name: arguments[name] for name in ("A", "B", "C", "M", "alpha")}
+    arguments["A"]["pass"] = True
+    arguments["w"] = {"buffer": "float32", "shape": ["K"], "access": "in", "constant": "d_w"}
+    arguments["p"] = {"struct": {"n": {"scalar": "int16", "value": "N - 1 + BM - BM"}}}
+    step = {"entry": document["kernel"].pop("entry"), "arguments": ["C", "B", "A", "p", "alpha", "M"]}
+    step |= {**document.pop("launch"), "grid": ["ceil_div(M, BM) * 2 ** step * 2"], "cooperative": True}
+    text = toml_text({**document, "arguments": arguments, "steps": [step]})
+    spec = parse_spec(text, "launching.toml")
+    cubins = [BundledCubin("sm_90a", "bfloat16", {"TRANS_B": 0}, spec.default, RESOURCES, "0.cubin")]
+    (tmp_path / "launching.hpp").write_text(write_header(spec, "bfloat16", [], cubins, stem="launching"))
+    launched = "16 128 8192 cooperative 1"
+    printed = run(compile_program(source_of("launching"), tmp_path))
+    too_large = "every-thing: w is larger than d_w"
+    assert printed == [f"{launched} cluster 2 C 18 B 17", f"{launched} C 18 B 17", too_large, "10"]
+    converted = text.replace("N - 1 + BM - BM", "N").replace("int16", "bfloat16")
+    with pytest.raises(InputError, match=r"cannot convert p\.n, an expression, to bfloat16; declare it as float32"):
+        write_header(parse_spec(converted, "x"), "bfloat16", [], cubins, stem="x")
 
 
 @needs_compiler
