@@ -61,6 +61,8 @@ class CompileJob:
     """Name and SHA-256 of each file in the template's folder that options name."""
     headers: tuple[tuple[str, str], ...] = ()
     """Path and SHA-256 of the author's files that are included, as of ``source_hash``."""
+    may_redefine: bool = False
+    """Whether the source may define macros of ``options`` again, as that of a reference kernel."""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -178,7 +180,7 @@ def compile_cubin(job: CompileJob, folder: Path | None = None) -> Compilation:
 def _compiled(job: CompileJob, folder: Path | None) -> Compilation:
     if job.compiler == "nvcc":
         return _compile_with_nvcc(job)
-    from autotile.cuda.headers import compile_error, include_folders, own_headers
+    from autotile.cuda.headers import check_macros, compile_error, include_folders, own_headers
 
     folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
     target = f"--gpu-architecture={job.architecture}"
@@ -196,6 +198,7 @@ def _compiled(job: CompileJob, folder: Path | None) -> Compilation:
         raise ToolchainError(f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}")
     if attempt.fault:
         raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
+    check_macros(attempt.log, job)
     symbols = dict(zip(job.entries, attempt.symbols, strict=True))
     return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
 
@@ -497,6 +500,8 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
     An entry with template arguments is instantiated by a reference to it that follows the source, and found among the
     functions that the assembler reports on.
     """
+    from autotile.cuda.headers import check_macros, compile_error
+
     template = Path(job.template_path)
     named = [expression for entry in job.entries if not (expression := job.expression(entry)).isidentifier()]
     references = [
@@ -535,9 +540,8 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
         if done.returncode < 0:
             raise ToolchainError(f"nvcc was killed by signal {-done.returncode}")
         if done.returncode != 0 or not cubin.is_file():
-            from autotile.cuda.headers import compile_error
-
             raise compile_error(log or f"nvcc ended with code {done.returncode}", job)
+        check_macros(log, job)
         image = cubin.read_bytes()
     found = list(_reports(log))
     symbols = {entry: _symbol(entry, found, template.name) for entry in job.entries}

@@ -160,6 +160,17 @@ def test_a_parameter_that_the_template_defines(scale_toml, lines, works, said):
         assert load_kernel(scale_toml).name == "scale"
 
 
+@pytest.mark.parametrize("test", ["#ifndef WORK\n#define WORK 2\n#endif", "#if 0\n#elif WORK > 2\n#endif"])
+def test_a_test_of_a_name_that_a_template_parameter_keeps_from_being_a_macro(scale_toml, test):
+    header, template = scale_toml.with_name("own.cuh"), scale_toml.with_suffix(".cu")
+    header.write_text("template <int WORK> struct Tile {};\n")
+    template.write_text(f'#include "own.cuh"\n{test}\n{template.read_text()}')
+    with pytest.raises(InputError, match=r"scale\.toml: WORK is no macro, .* tests it by #if; rename one"):
+        load_kernel(scale_toml)
+    header.write_text("template <int N> struct Tile {};\n")
+    assert load_kernel(scale_toml).name == "scale"
+
+
 def test_a_sum_for_a_buffer_of_one_element_and_a_reference_of_several_lines(scale_toml):
     text = scale_toml.read_text().replace('shape = ["n"], access = "out"', 'shape = [1], access = "out"')
     with pytest.raises(SpecError, match="shape"):
