@@ -97,7 +97,9 @@ class CompileJob:
         return json_hash(identity)
 
 
-def compile_job(kernel: Kernel, config: Config, problem: Problem, architecture: str) -> CompileJob:
+def compile_job(
+    kernel: Kernel, config: Config, problem: Problem, architecture: str, *, may_redefine: bool = False
+) -> CompileJob:
     """Return the compilation of a configuration for a problem, of which `KernelSpec.compiled_names` are compiled in.
 
     An architecture in the search-space file takes precedence over that of the device. Raise `InputError` if a file that
@@ -114,6 +116,7 @@ def compile_job(kernel: Kernel, config: Config, problem: Problem, architecture: 
         "include_folders": tuple(map(str, kernel.include_folders)),
         "compiler": build.compiler,
         "headers": kernel.headers,
+        "may_redefine": may_redefine,
     }
     if kernel.variant is not None:
         source, options = kernel.variant(config)
