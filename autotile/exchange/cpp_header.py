@@ -617,7 +617,7 @@ def write_header(
         "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
         "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
         "and_flags": " and the flags of a problem" if spec.flags else "",
-        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.compiled_names),
+        "cubin_flags": "".join(f"    std::int64_t compiled_{name};\n" for name in spec.compiled_names),
         "configs": _lines(
             f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
         ),
@@ -630,7 +630,7 @@ def write_header(
         "cluster": dimensions(launch.cluster),
         "is_cooperative": literal(launch.is_cooperative),
         "dynamic_smem_bytes": cpp(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
-        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.compiled_names),
+        "flags_differ": "".join(f" || cubin.compiled_{name} != sizes.{name}" for name in spec.compiled_names),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper),
         **_device(spec, [cubin.target for cubin in cubins]),

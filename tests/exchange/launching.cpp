@@ -43,12 +43,12 @@ int main() {
         one.launch_prepared({{}, {}, launch, static_cast<CUfunction>(function)}, arguments);
     }
     try {
-        one.launch_prepared({{512, 512, 513, 1, 0}, {}, {}, nullptr}, arguments);
+        one.launch_prepared({{512, 512, 513, 1, 0, 1}, {}, {}, nullptr}, arguments);
     } catch (const std::runtime_error& error) {
         std::cout << error.what() << '\n';
     }
     kernel::Device device;
     for (const std::int64_t n : {32768, 32769})
-        std::cout << kernel::keeps_rules(kernel::configs[0], {512, n, 512, 1, 0}, device);
+        std::cout << kernel::keeps_rules(kernel::configs[0], {512, n, 512, 1, 0, 1}, device);
     std::cout << '\n';
 }

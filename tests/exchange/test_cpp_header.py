@@ -253,9 +253,10 @@ def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
     arguments["p"] = {"struct": {"n": {"scalar": "int16", "value": "N - 1 + BM - BM"}}}
     step = {"entry": document["kernel"].pop("entry"), "arguments": ["C", "B", "A", "p", "alpha", "M"]}
     step |= {**document.pop("launch"), "grid": ["ceil_div(M, BM) * 2 ** step * 2"], "cooperative": True}
+    document["problem"]["flags"]["symbol"] = 1  # the name of a field of its own
     text = toml_text({**document, "arguments": arguments, "steps": [step]})
     spec = parse_spec(text, "launching.toml")
-    cubins = [BundledCubin("sm_90a", "bfloat16", {"TRANS_B": 0}, spec.default, RESOURCES, "0.cubin")]
+    cubins = [BundledCubin("sm_90a", "bfloat16", {"TRANS_B": 0, "symbol": 1}, spec.default, RESOURCES, "0.cubin")]
     (tmp_path / "launching.hpp").write_text(write_header(spec, "bfloat16", [], cubins, stem="launching"))
     launched = "16 128 8192 cooperative 1"
     printed = run(compile_program(source_of("launching"), tmp_path))
