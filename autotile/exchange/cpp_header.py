@@ -84,18 +84,6 @@ def _constant(value: Number, name: str) -> str:
     return repr(float(value)) + ("f" if name == "float32" else "")
 
 
-_SWIZZLES = {b: f"CU_TENSOR_MAP_SWIZZLE_{b}B" for b in (128, 64, 32)} | {0: "CU_TENSOR_MAP_SWIZZLE_NONE"}
-_PROMOTIONS = {b: f"CU_TENSOR_MAP_L2_PROMOTION_L2_{b}B" for b in (256, 128, 64)} | {
-    0: "CU_TENSOR_MAP_L2_PROMOTION_NONE"
-}
-
-
-def _choice(names: Mapping[int, str], value: str) -> str:
-    if value.isdecimal():
-        return names[int(value)]
-    return "".join(f"({value}) == {n} ? {text} : " for n, text in names.items() if n) + names[0]
-
-
 _INFIX = ("+", "-", "*", "&", "|", "^", "/")
 """Operators of both languages."""
 
@@ -272,19 +260,8 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
                     raise InputError(f"a C++ header cannot make the content of the output {name}; {hint}")
                 yield f'detail::check(cuMemsetD8Async(arguments.{name}, 0, {size_bytes}, stream), "{name}");'
             if buffer.constant:
-                symbol = variable_symbol(buffer.constant)
-                yield "// launches that overlap must not need different contents of constant memory"
-                yield f"CUmodule module_{name} = nullptr;"
-                yield f"CUdeviceptr constant_{name} = 0;"
-                yield f'detail::check(cuFuncGetModule(&module_{name}, prepared.function), "the module");'
-                yield f"std::size_t room_{name} = 0;"
-                found = f'cuModuleGetGlobal(&constant_{name}, &room_{name}, module_{name}, "{symbol}")'
-                yield f"if ({found} == CUDA_SUCCESS) {{"
-                smaller = f'throw std::runtime_error("{spec.name}: {name} is larger than {buffer.constant}")'
-                yield f"    if ({size_bytes} > room_{name}) {smaller};"
-                copied = f"cuMemcpyDtoDAsync(constant_{name}, arguments.{name}, {size_bytes}, stream)"
-                yield f'    detail::check({copied}, "{buffer.constant}");'
-                yield "}"
+                given = f'"{variable_symbol(buffer.constant)}", arguments.{name}, {size_bytes}'
+                yield f'detail::copy_constant(prepared.function, {given}, stream, "{buffer.constant}");'
 
     def by_type(kind: ElementType, text: Callable[[str], str]) -> str:
         """Return text that depends on an element type, which flags may select."""
@@ -317,32 +294,15 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
 
     def tensor_map(argument: TensorMapArgument) -> Iterator[str]:
         name, buffer = argument.name, argument.buffer
-        rank = len(buffer.shape)
         address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"
         kind = by_type(buffer.dtype, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
-        element = element_bytes(buffer.dtype)
-
-        def listed(c_kind: str, what: str, expressions: tuple[Expression, ...]) -> str:
-            values = ", ".join(f"static_cast<{c_kind}>({cpp(e)})" for e in reversed(expressions))
-            return f"const {c_kind} {what}_{name}[] = {{{values}}};"
-
-        yield listed("cuuint64_t", "extents", buffer.shape)
-        strides = [f"{element} * " + " * ".join(f"extents_{name}[{i}]" for i in range(axis)) for axis in range(1, rank)]
-        yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
-        yield listed("cuuint32_t", "box", argument.box)
-        yield listed("cuuint32_t", "steps", argument.element_strides)
+        axes = (f"{{{', '.join(map(cpp, each))}}}" for each in (buffer.shape, argument.box, argument.element_strides))
+        modes = map(cpp, (argument.swizzle_bytes, argument.l2_promotion_bytes))
+        given = ", ".join(
+            [kind, address, element_bytes(buffer.dtype), *axes, *modes, f'"the tensor map of {buffer.name}"']
+        )
         yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
-        yield f"if ({is_present(argument)}) {{"
-        yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
-        indent = " " * 41
-        yield f"{indent}reinterpret_cast<void*>({address}),"
-        yield f"{indent}extents_{name}, strides_{name}, box_{name}, steps_{name},"
-        yield f"{indent}CU_TENSOR_MAP_INTERLEAVE_NONE,"
-        yield f"{indent}{_choice(_SWIZZLES, cpp(argument.swizzle_bytes))},"
-        yield f"{indent}{_choice(_PROMOTIONS, cpp(argument.l2_promotion_bytes))},"
-        yield f"{indent}CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
-        yield f'                  "the tensor map of {buffer.name}");'
-        yield "}"
+        yield f"if ({is_present(argument)}) value_{name} = detail::tensor_map<{len(buffer.shape)}>({given});"
 
     def is_present(argument: TensorMapArgument) -> str:
         sides = argument.box if argument.buffer.is_given else (*argument.box, *argument.buffer.shape)
@@ -641,6 +601,7 @@ def write_header(
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
     has_attributes = bool(launch.cluster or launch.is_cooperative)
     parts = {"workspaces": spec.workspaces, "attributes": has_attributes, "plain": not has_attributes}
+    parts |= {"maps": spec.tensor_maps, "constants": any(buffer.constant for buffer in spec.buffers)}
     template = _PART.sub(lambda match: match[2] if parts[match[1]] else "", template)
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
 

@@ -102,6 +102,54 @@ inline void check(CUresult status, std::string_view what) {
     throw std::runtime_error("@@name@@: " + std::string(what) + ": " + (name != nullptr ? name : "unknown error"));
 }
 
+@@if constants@@
+/// Copies a buffer to the __constant__ variable of a function's module, if it has that variable.
+///
+/// Launches that overlap must not need different contents of it.
+inline void copy_constant(CUfunction function, const char* symbol, CUdeviceptr from, std::size_t size_bytes,
+                          CUstream stream, const std::string& what) {
+    CUmodule owner = nullptr;
+    check(cuFuncGetModule(&owner, function), "the module");
+    CUdeviceptr variable = 0;
+    std::size_t variable_bytes = 0;
+    if (cuModuleGetGlobal(&variable, &variable_bytes, owner, symbol) != CUDA_SUCCESS) return;
+    if (size_bytes > variable_bytes) throw std::runtime_error("@@name@@: too much data for the variable " + what);
+    check(cuMemcpyDtoDAsync(variable, from, size_bytes, stream), what);
+}
+
+@@end@@
+@@if maps@@
+/// Returns the tensor map of an array; extents, box and steps are in the order of the array's axes.
+template <std::size_t rank>
+CUtensorMap tensor_map(CUtensorMapDataType kind, CUdeviceptr address, std::int64_t element_bytes,
+                       const std::array<std::int64_t, rank>& extents, const std::array<std::int64_t, rank>& box,
+                       const std::array<std::int64_t, rank>& steps, std::int64_t swizzle_bytes,
+                       std::int64_t l2_promotion_bytes, std::string_view what) {
+    cuuint64_t sizes[rank], strides[rank];
+    cuuint32_t sides[rank], distances[rank];
+    auto stride = static_cast<cuuint64_t>(element_bytes);
+    for (std::size_t axis = 0; axis < rank; ++axis) {  // the driver counts from the innermost one
+        sizes[axis] = static_cast<cuuint64_t>(extents[rank - 1 - axis]);
+        sides[axis] = static_cast<cuuint32_t>(box[rank - 1 - axis]);
+        distances[axis] = static_cast<cuuint32_t>(steps[rank - 1 - axis]);
+        strides[axis] = stride *= sizes[axis];
+    }
+    const auto swizzle = swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                         : swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                         : swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                               : CU_TENSOR_MAP_SWIZZLE_NONE;
+    const auto promotion = l2_promotion_bytes == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                           : l2_promotion_bytes == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                           : l2_promotion_bytes == 64  ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
+                                                       : CU_TENSOR_MAP_L2_PROMOTION_NONE;
+    CUtensorMap map{};
+    check(cuTensorMapEncodeTiled(&map, kind, rank, reinterpret_cast<void*>(address), sizes, strides, sides, distances,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+          what);
+    return map;
+}
+
+@@end@@
 // Division that rounds towards negative infinity, and the remainder with the sign of the divisor.
 constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {
     return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);

@@ -21,6 +21,15 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction functio
     *value = function != nullptr;
     return CUDA_SUCCESS;
 }
+CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t rank, void*, const cuuint64_t* extents,
+                                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps,
+                                CUtensorMapInterleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                CUtensorMapFloatOOBfill) {
+    for (unsigned axis = 0; axis < rank; ++axis) std::cout << extents[axis] << ' ' << box[axis] << ' ' << steps[axis] << ' ';
+    std::cout << strides[0] << ' ' << strides[1] << ' ' << (swizzle == CU_TENSOR_MAP_SWIZZLE_128B) << ' '
+              << (promotion == CU_TENSOR_MAP_L2_PROMOTION_L2_64B) << ' ';
+    return CUDA_SUCCESS;
+}
 CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction, void** values, void**) {
     std::cout << how->gridDimX << ' ' << how->blockDimX << ' ' << how->sharedMemBytes;
     for (unsigned at = 0; at < how->numAttrs; ++at) {

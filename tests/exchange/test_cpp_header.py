@@ -247,20 +247,20 @@ def test_flags_workspaces_and_tensor_maps(tmp_path):
 def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
     document = parse_toml(space_text("everything"))
     arguments = document["arguments"]
-    arguments = {name: arguments[name] for name in ("A", "B", "C", "M", "alpha")}
-    arguments["A"]["pass"] = True
+    arguments = {name: arguments[name] for name in ("A", "B", "C", "A_map", "alpha")}
+    arguments["A_map"] |= {"element_strides": [2, "BM // 16", 1], "l2_promotion_bytes": 64}
     arguments["w"] = {"buffer": "float32", "shape": ["K"], "access": "in", "constant": "d_w"}
     arguments["p"] = {"struct": {"n": {"scalar": "int16", "value": "N - 1 + BM - BM"}}}
-    step = {"entry": document["kernel"].pop("entry"), "arguments": ["C", "B", "A", "p", "alpha", "M"]}
+    step = {"entry": document["kernel"].pop("entry"), "arguments": ["C", "B", "A_map", "p", "alpha"]}
     step |= {**document.pop("launch"), "grid": ["ceil_div(M, BM) * 2 ** step * 2"], "cooperative": True}
     document["problem"]["flags"]["symbol"] = 1  # the name of a field of its own
     text = toml_text({**document, "arguments": arguments, "steps": [step]})
     spec = parse_spec(text, "launching.toml")
     cubins = [BundledCubin("sm_90a", "bfloat16", {"TRANS_B": 0, "symbol": 1}, spec.default, RESOURCES, "0.cubin")]
     (tmp_path / "launching.hpp").write_text(write_header(spec, "bfloat16", [], cubins, stem="launching"))
-    launched = "16 128 8192 cooperative 1"
+    launched = "512 64 1 512 64 4 1 1 2 1024 524288 1 1 16 128 8192 cooperative 1"
     printed = run(compile_program(source_of("launching"), tmp_path))
-    too_large = "every-thing: w is larger than d_w"
+    too_large = "513 64 1 512 64 4 1 1 2 1026 525312 1 1 every-thing: too much data for the variable d_w"
     assert printed == [f"{launched} cluster 2 C 18 B 17", f"{launched} C 18 B 17", too_large, "10"]
     converted = text.replace("N - 1 + BM - BM", "N").replace("int16", "bfloat16")
     with pytest.raises(InputError, match=r"cannot convert p\.n, an expression, to bfloat16; declare it as float32"):
