@@ -12,7 +12,7 @@ from typing import assert_never
 
 import numpy as np
 
-from autotile.core.device import EXPRESSION_NAMES, limits_for
+from autotile.core.device import limits_for
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import DTYPE_BYTES, Value, config_key
 from autotile.core.text import shown_text, source_text
@@ -448,23 +448,8 @@ _PLACEHOLDER = re.compile(r"@@(\w+)@@")
 _PART = re.compile(r"@@if (\w+)@@\n(.*?)@@end@@\n", re.DOTALL)
 """Part of the template that only some kernels have."""
 _KINDS = {bool: "bool", int: "std::int64_t", float: "double", str: "std::string_view"}
-_QUERIED = {
-    "sm_count": "MULTIPROCESSOR_COUNT",
-    "warp_size": "WARP_SIZE",
-    "max_threads_per_block": "MAX_THREADS_PER_BLOCK",
-    "max_threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
-    "max_blocks_per_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
-    "registers_per_block": "MAX_REGISTERS_PER_BLOCK",
-    "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
-    "smem_per_block_bytes": "MAX_SHARED_MEMORY_PER_BLOCK",
-    "smem_per_block_optin_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
-    "smem_per_sm_bytes": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
-    "smem_reserved_per_block_bytes": "RESERVED_SHARED_MEMORY_PER_BLOCK",
-    "l2_bytes": "L2_CACHE_SIZE",
-}
-"""Device properties that the driver can be queried for, with the suffix of the driver's attribute."""
-_ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin_bytes")
-"""Properties that are needed to check the limits of any launch."""
+_OF_ARCHITECTURES = ("max_registers_per_thread", "register_unit", "warp_unit", "smem_unit_bytes", "fp32_lanes_per_sm")
+"""Device properties that the driver cannot be queried for."""
 
 
 def write_shipped_header(
@@ -593,7 +578,7 @@ def write_header(
         "flags_differ": "".join(f" || cubin.compiled_{name} != sizes.{name}" for name in spec.compiled_names),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper),
-        **_device(spec, [cubin.target for cubin in cubins]),
+        "device": _device(spec, [cubin.target for cubin in cubins]),
         **_launch_code(spec, dtype, cpp),
         "value_pointers": ", ".join(f"&value_{name}" for name in spec.steps[0].arguments),
         **_family_code(spec, rules, numbers),
@@ -617,8 +602,8 @@ def _aggregate(values: Iterable[Value]) -> str:
     return "{" + ", ".join(map(literal, values)) + "}"
 
 
-def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
-    """Return the device fields that the kernel's expressions use, and the code that queries them."""
+def _device(spec: KernelSpec, targets: Sequence[str]) -> str:
+    """Return the device fields that the kernel's expressions use and that the driver cannot be queried for."""
     launch = spec.steps[0].launch
     expressions = [
         *(rule.expression for rule in spec.rules),
@@ -627,25 +612,14 @@ def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
         *(expression for argument in spec.arguments for expression in argument.expressions),
     ]
     names = {name for expression in expressions for name in expression.names}
-    fields, queries = [], []
-    for name in EXPRESSION_NAMES:
-        used = f"device.{name}" in names
-        if name in _QUERIED and (used or name in _ALWAYS):
-            fields.append(f"    std::int64_t {name} = 0;")
-            queries.append(f"        found.{name} = attribute(CU_DEVICE_ATTRIBUTE_{_QUERIED[name]});")
-        elif name == "memory_bytes" and used:
-            fields.append(f"    std::int64_t {name} = 0;")
-            queries += [
-                "        std::size_t bytes = 0;",
-                '        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");',
-                f"        found.{name} = static_cast<std::int64_t>(bytes);",
-            ]
-        elif used:
+    fields = []
+    for name in _OF_ARCHITECTURES:
+        if f"device.{name}" in names:
             values = {int(limits_for(capability_of(target))[name]) for target in targets}
             if len(values) > 1:
                 raise InputError(
                     f"the kernel uses device.{name}, which the driver cannot be queried for and which differs between "
                     f"{', '.join(dict.fromkeys(targets))}; write one header per architecture, with --arch"
                 )
-            fields.append(f"    std::int64_t {name} = {values.pop()};  // of every architecture here")
-    return {"device": _lines(fields), "device_attributes": _lines(queries)}
+            fields.append(f"    std::int64_t {name} = {values.pop()};  // of every architecture here\n")
+    return "".join(fields)

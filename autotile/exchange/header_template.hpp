@@ -192,8 +192,20 @@ struct Device {
     int compute_capability = 0;
     std::int64_t max_block[3] = {};
     std::int64_t max_grid[3] = {};
+    std::int64_t sm_count = 0;
+    std::int64_t warp_size = 0;
+    std::int64_t max_threads_per_block = 0;
+    std::int64_t max_threads_per_sm = 0;
+    std::int64_t max_blocks_per_sm = 0;
+    std::int64_t registers_per_block = 0;
+    std::int64_t registers_per_sm = 0;
+    std::int64_t smem_per_block_bytes = 0;
+    std::int64_t smem_per_block_optin_bytes = 0;
+    std::int64_t smem_per_sm_bytes = 0;
+    std::int64_t smem_reserved_per_block_bytes = 0;
+    std::int64_t l2_bytes = 0;
+    std::int64_t memory_bytes = 0;
 @@device@@
-
     static Device of(CUdevice device) {
         const auto attribute = [device](CUdevice_attribute which) {
             int value = 0;
@@ -212,7 +224,21 @@ struct Device {
         found.max_grid[0] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X);
         found.max_grid[1] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y);
         found.max_grid[2] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z);
-@@device_attributes@@
+        found.sm_count = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        found.warp_size = attribute(CU_DEVICE_ATTRIBUTE_WARP_SIZE);
+        found.max_threads_per_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+        found.max_threads_per_sm = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
+        found.max_blocks_per_sm = attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR);
+        found.registers_per_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK);
+        found.registers_per_sm = attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR);
+        found.smem_per_block_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
+        found.smem_per_block_optin_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+        found.smem_per_sm_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+        found.smem_reserved_per_block_bytes = attribute(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK);
+        found.l2_bytes = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+        std::size_t bytes = 0;
+        detail::check(cuDeviceTotalMem(&bytes, device), "the device's memory");
+        found.memory_bytes = static_cast<std::int64_t>(bytes);
         return found;
     }
 };

@@ -5,6 +5,7 @@ namespace kernel = autotile::every_thing_bfloat16;
 extern "C" {
 CUresult cuCtxGetDevice(CUdevice*) { return CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int*, CUdevice_attribute, CUdevice) { return CUDA_SUCCESS; }
+CUresult cuDeviceTotalMem(std::size_t*, CUdevice) { return CUDA_SUCCESS; }
 CUresult cuDeviceGetName(char*, int, CUdevice) { return CUDA_SUCCESS; }
 CUresult cuGetErrorName(CUresult, const char**) { return CUDA_SUCCESS; }
 CUresult cuModuleLoadData(CUmodule*, const void*) { return CUDA_SUCCESS; }
