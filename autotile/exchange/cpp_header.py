@@ -278,19 +278,14 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
         name, layout = argument.name, argument.layout(dtype)
         yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
         for offset, member, values in layout.scalars:
-            count, part = _parts(member)
-            kind = part or member
-            written = [
-                f"static_cast<{c_type(kind)}>({cpp(value)})"
-                if isinstance(value, Expression)
-                else _constant(value, kind)
+            kind = c_type(part := _parts(member)[1] or member)
+            written = (
+                f"static_cast<{kind}>({cpp(value)})" if isinstance(value, Expression) else _constant(value, part)
                 for value in values
-            ]
-            value = f"{{{', '.join(written)}}}" if count else written[0]
-            yield f"const {c_type(member)} {name}_{offset} = {value};"
-            yield f"std::memcpy(value_{name} + {offset}, &{name}_{offset}, sizeof {name}_{offset});"
+            )
+            yield f"detail::put(value_{name} + {offset}, {c_type(member)}{{{', '.join(written)}}});"
         for offset, target in layout.pointers:
-            yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
+            yield f"detail::put(value_{name} + {offset}, value_{target});"
 
     def tensor_map(argument: TensorMapArgument) -> Iterator[str]:
         name, buffer = argument.name, argument.buffer

@@ -102,6 +102,12 @@ inline void check(CUresult status, std::string_view what) {
     throw std::runtime_error("@@name@@: " + std::string(what) + ": " + (name != nullptr ? name : "unknown error"));
 }
 
+/// Copies a value to a place in a struct.
+template <typename T>
+void put(unsigned char* to, const T& value) {
+    std::memcpy(to, &value, sizeof value);
+}
+
 @@if constants@@
 /// Copies a buffer to the __constant__ variable of a function's module, if it has that variable.
 ///

@@ -38,7 +38,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction, void** values, 
         if (one.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) std::cout << " cooperative " << one.value.cooperative;
         if (one.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) std::cout << " cluster " << one.value.clusterDim.x;
     }
-    std::cout << " C " << *static_cast<CUdeviceptr*>(values[0]) << " B " << *static_cast<CUdeviceptr*>(values[1]) << '\n';
+    std::cout << " C " << *static_cast<CUdeviceptr*>(values[0]) << " B " << *static_cast<CUdeviceptr*>(values[1]);
+    std::cout << " n " << static_cast<short*>(values[3])[0] << '\n';
     return CUDA_SUCCESS;
 }
 }

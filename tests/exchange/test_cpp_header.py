@@ -261,7 +261,7 @@ def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
     launched = "512 64 1 512 64 4 1 1 2 1024 524288 1 1 16 128 8192 cooperative 1"
     printed = run(compile_program(source_of("launching"), tmp_path))
     too_large = "513 64 1 512 64 4 1 1 2 1026 525312 1 1 every-thing: too much data for the variable d_w"
-    assert printed == [f"{launched} cluster 2 C 18 B 17", f"{launched} C 18 B 17", too_large, "10"]
+    assert printed == [f"{launched} cluster 2 C 18 B 17 n 511", f"{launched} C 18 B 17 n 511", too_large, "10"]
     converted = text.replace("N - 1 + BM - BM", "N").replace("int16", "bfloat16")
     with pytest.raises(InputError, match=r"cannot convert p\.n, an expression, to bfloat16; declare it as float32"):
         write_header(parse_spec(converted, "x"), "bfloat16", [], cubins, stem="x")
