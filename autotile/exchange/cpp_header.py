@@ -90,40 +90,11 @@ _INFIX = ("+", "-", "*", "&", "|", "^", "/")
 _ROUNDING = ("floor", "ceil", "round", "int")
 """Functions that return a whole number as it is."""
 
-_WHOLE_CALLS = {
-    "//": "detail::floor_div",
-    "%": "detail::floor_mod",
-    "ceil_div": "detail::ceil_div",
-    "**": "detail::power",
-    "min": "std::min<std::int64_t>",
-    "max": "std::max<std::int64_t>",
-    "abs": "detail::absolute",
-    "gcd": "std::gcd<std::int64_t, std::int64_t>",
-    "lcm": "std::lcm<std::int64_t, std::int64_t>",
-    "<<": "detail::shift_left",
-    ">>": "detail::shift_right",
-    "ceil_log2": "detail::ceil_log2",
-    "is_power_of_two": "detail::is_power_of_two",
+_CALLS = {
+    **{"//": "floor_div", "%": "floor_mod", "**": "power", "<<": "shift_left", ">>": "shift_right"},
+    "int": "truncate",
 }
-"""C++ functions of whole numbers."""
-
-_REAL_CALLS = {
-    "//": "detail::floor_div_real",
-    "%": "detail::floor_mod_real",
-    "**": "std::pow",
-    "min": "std::min<double>",
-    "max": "std::max<double>",
-    "abs": "std::fabs",
-    "sqrt": "std::sqrt",
-    "log2": "std::log2",
-    "log": "std::log",
-    "exp": "std::exp",
-    "floor": "detail::whole(std::floor, {})",
-    "ceil": "detail::whole(std::ceil, {})",
-    "round": "detail::whole(std::nearbyint, {})",
-    "int": "detail::whole(std::trunc, {})",
-}
-"""C++ functions of real numbers, by name, or with a place for the arguments."""
+"""Functions of the header, of whole and of real numbers, that do not have the name of the operation."""
 
 
 def literal(value: Value | float) -> str:
@@ -189,9 +160,8 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
         if node.operation in _INFIX:
             left, right = map(part, operands)
             return f"{left} {node.operation} {right}"
-        call = (_REAL_CALLS if operands[0].kind == "real" else _WHOLE_CALLS)[node.operation]
-        arguments = ", ".join(map(write, operands))
-        return call.format(arguments) if "{}" in call else f"{call}({arguments})"
+        space = "detail::real" if operands[0].kind == "real" else "detail"
+        return f"{space}::{_CALLS.get(node.operation, node.operation)}({', '.join(map(write, operands))})"
 
     def part(node: Node) -> str:
         text = write(node)
@@ -516,7 +486,7 @@ def write_header(
     launch = spec.steps[0].launch
     symbols = {
         DTYPE_BYTES: DTYPE_BYTES,
-        STEP: "0",
+        STEP: "std::int64_t{0}",
         **{p.name: f"config.{p.name}" for p in spec.parameters},
         **{name: f"sizes.{name}" for name in spec.sizes},
     }

@@ -167,7 +167,6 @@ constexpr std::int64_t power(std::int64_t base, std::int64_t exponent) {
     for (; exponent > 0; --exponent) product *= base;
     return product;
 }
-constexpr std::int64_t absolute(std::int64_t a) { return a < 0 ? -a : a; }
 constexpr std::int64_t shift_left(std::int64_t a, std::int64_t bits) { return a * (std::int64_t{1} << bits); }
 constexpr std::int64_t shift_right(std::int64_t a, std::int64_t bits) {
     return floor_div(a, std::int64_t{1} << bits);
@@ -183,12 +182,33 @@ template <typename T>
 constexpr bool holds(std::int64_t value) {
     return static_cast<std::int64_t>(static_cast<T>(value)) == value;
 }
-inline double floor_mod_real(double a, double b) {
+constexpr std::int64_t abs(std::int64_t a) { return a < 0 ? -a : a; }
+constexpr std::int64_t min(std::int64_t a, std::int64_t b) { return b < a ? b : a; }
+constexpr std::int64_t max(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
+constexpr std::int64_t gcd(std::int64_t a, std::int64_t b) { return std::gcd(a, b); }
+constexpr std::int64_t lcm(std::int64_t a, std::int64_t b) { return std::lcm(a, b); }
+
+namespace real {
+
+inline double floor_mod(double a, double b) {
     const double rest = std::fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-inline double floor_div_real(double a, double b) { return std::nearbyint((a - floor_mod_real(a, b)) / b); }
-inline std::int64_t whole(double (*round)(double), double a) { return static_cast<std::int64_t>(round(a)); }
+inline double floor_div(double a, double b) { return std::nearbyint((a - floor_mod(a, b)) / b); }
+inline double power(double base, double exponent) { return std::pow(base, exponent); }
+inline double abs(double a) { return std::fabs(a); }
+inline double min(double a, double b) { return std::min(a, b); }
+inline double max(double a, double b) { return std::max(a, b); }
+inline double sqrt(double a) { return std::sqrt(a); }
+inline double log2(double a) { return std::log2(a); }
+inline double log(double a) { return std::log(a); }
+inline double exp(double a) { return std::exp(a); }
+inline std::int64_t floor(double a) { return static_cast<std::int64_t>(std::floor(a)); }
+inline std::int64_t ceil(double a) { return static_cast<std::int64_t>(std::ceil(a)); }
+inline std::int64_t round(double a) { return static_cast<std::int64_t>(std::nearbyint(a)); }
+inline std::int64_t truncate(double a) { return static_cast<std::int64_t>(a); }
+
+}  // namespace real
 
 }  // namespace detail
 

@@ -55,7 +55,7 @@ EXPRESSIONS = [
     "not A < B and (P or C > 3)",
     "P + P * 2 + (A > B)",
     "A if P else B if A > B else C",
-    "(A if P else B) * 2",
+    "(A if P else B) * 2 + (8 if P else 4) // (2 if A > 1 else 1)",
     "L == 'row' and A > 1",
     "L in ('row', 'column')",
     'L != "column"',
