@@ -349,6 +349,16 @@ class TestNvcc:
         assert NVCC_JOB.key != key
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_source_that_gives_a_parameter_another_value(compiler):
+    source = "#define TILE 4\n__global__ void plain(int* y) { y[0] = TILE; }"
+    one = replace(NVCC_JOB, source=source, options=("-DTILE=8",), compiler=compiler)
+    with pytest.raises(CompileError, match=r"x.cu(\(1\)|:1): #define TILE overrides the values of TILE; remove it"):
+        compile_cubin(one)
+    for right in (replace(one, may_redefine=True), replace(one, options=("-DTILE=4",))):
+        assert compile_cubin(right).cubin
+
+
 @pytest.mark.usefixtures("forget")
 class TestStandIn:
     def place(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

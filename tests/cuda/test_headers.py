@@ -1,8 +1,6 @@
 """Sources as they are written for nvcc, compiled with NVRTC."""
 
-import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,19 +111,6 @@ def test_headers_of_the_author_with_host_code():
 def test_an_error_gives_the_cure_and_the_line(source, cure):
     with pytest.raises(CompileError, match=cure):
         compile_cubin(job(source, options=("-DBLOCK=64",)))
-
-
-@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
-def test_a_header_that_gives_a_parameter_another_value(tmp_path, compiler):
-    if compiler == "nvcc" and shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
-    (tmp_path / "own.h").write_text("#pragma once\n#define BLOCK 128\n#define OTHER 1\n#define OTHER 2\n")
-    options = {"include_folders": (str(tmp_path),), "compiler": compiler}
-    one = job('#include "own.h"\n__global__ void k(int* y) { y[0] = BLOCK; }', options=("-DBLOCK=64",), **options)
-    with pytest.raises(CompileError, match=r"own.h(\(2\)|:2): #define BLOCK overrides the values of BLOCK; remove it"):
-        compile_cubin(one)
-    assert compile_cubin(replace(one, may_redefine=True)).cubin
-    assert compile_cubin(replace(one, options=("-DBLOCK=128",))).cubin
 
 
 def test_a_toolkit_of_another_major_version_is_not_used(tmp_path, monkeypatch):

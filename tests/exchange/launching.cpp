@@ -1,7 +1,7 @@
 // Launches on a driver that notes what it is asked.
 #include <iostream>
 #include "launching.hpp"
-namespace kernel = autotile::every_thing_bfloat16;
+namespace kernel = autotile::launching;
 extern "C" {
 CUresult cuCtxGetDevice(CUdevice*) { return CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int*, CUdevice_attribute, CUdevice) { return CUDA_SUCCESS; }
@@ -27,7 +27,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t ra
                                 CUtensorMapInterleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                 CUtensorMapFloatOOBfill) {
     for (unsigned axis = 0; axis < rank; ++axis) std::cout << extents[axis] << ' ' << box[axis] << ' ' << steps[axis] << ' ';
-    std::cout << strides[0] << ' ' << strides[1] << ' ' << (swizzle == CU_TENSOR_MAP_SWIZZLE_128B) << ' '
+    std::cout << strides[0] << ' ' << (swizzle == CU_TENSOR_MAP_SWIZZLE_128B) << ' '
               << (promotion == CU_TENSOR_MAP_L2_PROMOTION_L2_64B) << ' ';
     return CUDA_SUCCESS;
 }
@@ -39,7 +39,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction, void** values, 
         if (one.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) std::cout << " cluster " << one.value.clusterDim.x;
     }
     std::cout << " C " << *static_cast<CUdeviceptr*>(values[0]) << " B " << *static_cast<CUdeviceptr*>(values[1]);
-    std::cout << " n " << static_cast<short*>(values[3])[0] << '\n';
+    std::cout << " n " << static_cast<short*>(values[3])[4] << '\n';
     return CUDA_SUCCESS;
 }
 }
@@ -54,12 +54,12 @@ int main() {
         one.launch_prepared({{}, {}, launch, static_cast<CUfunction>(function)}, arguments);
     }
     try {
-        one.launch_prepared({{512, 512, 513, 1, 0, 1}, {}, {}, nullptr}, arguments);
+        one.launch_prepared({{512, 512, 513, 1}, {}, {}, nullptr}, arguments);
     } catch (const std::runtime_error& error) {
         std::cout << error.what() << '\n';
     }
     kernel::Device device;
     for (const std::int64_t n : {32768, 32769})
-        std::cout << kernel::keeps_rules(kernel::configs[0], {512, n, 512, 1, 0, 1}, device);
+        std::cout << kernel::keeps_rules(kernel::configs[0], {512, n, 512, 1}, device);
     std::cout << '\n';
 }

@@ -16,7 +16,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from autotile.core.device import DeviceProperties, device_profile
-from autotile.core.documents import parse_toml, toml_text
 from autotile.core.model import Config, Measurement, Resources, config_key
 from autotile.cuda.headers import toolkit_headers
 from autotile.database.keys import key_of
@@ -245,26 +244,18 @@ def test_flags_workspaces_and_tensor_maps(tmp_path):
 
 @needs_compiler
 def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
-    document = parse_toml(space_text("everything"))
-    arguments = document["arguments"]
-    arguments = {name: arguments[name] for name in ("A", "B", "C", "A_map", "alpha")}
-    arguments["A_map"] |= {"element_strides": [2, "BM // 16", 1], "l2_promotion_bytes": 64}
-    arguments["w"] = {"buffer": "float32", "shape": ["K"], "access": "in", "constant": "d_w"}
-    arguments["p"] = {"struct": {"n": {"scalar": "int16", "value": "N - 1 + BM - BM"}}}
-    step = {"entry": document["kernel"].pop("entry"), "arguments": ["C", "B", "A_map", "p", "alpha"]}
-    step |= {**document.pop("launch"), "grid": ["ceil_div(M, BM) * 2 ** step * 2"], "cooperative": True}
-    document["problem"]["flags"]["symbol"] = 1  # the name of a field of its own
-    text = toml_text({**document, "arguments": arguments, "steps": [step]})
-    spec = parse_spec(text, "launching.toml")
-    cubins = [BundledCubin("sm_90a", "bfloat16", {"TRANS_B": 0, "symbol": 1}, spec.default, RESOURCES, "0.cubin")]
-    (tmp_path / "launching.hpp").write_text(write_header(spec, "bfloat16", [], cubins, stem="launching"))
-    launched = "512 64 1 512 64 4 1 1 2 1024 524288 1 1 16 128 8192 cooperative 1"
-    printed = run(compile_program(source_of("launching"), tmp_path))
-    too_large = "513 64 1 512 64 4 1 1 2 1026 525312 1 1 every-thing: too much data for the variable d_w"
-    assert printed == [f"{launched} cluster 2 C 18 B 17 n 511", f"{launched} C 18 B 17 n 511", too_large, "10"]
-    converted = text.replace("N - 1 + BM - BM", "N").replace("int16", "bfloat16")
+    spec = parse_spec(text := space_text("launching"), "launching.toml")
+    cubins = [BundledCubin("sm_90a", "float32", {"symbol": 1}, spec.default, RESOURCES, "0.cubin")]
+    (tmp_path / "launching.hpp").write_text(write_header(spec, "float32", [], cubins, stem="launching"))
+    assert run(compile_program(source_of("launching"), tmp_path)) == [
+        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 cluster 2 C 18 B 17 n 511",
+        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 C 18 B 17 n 511",
+        "513 64 1 512 64 4 1026 1 1 launching: too much data for the variable d_w",
+        "10",
+    ]
+    converted = parse_spec(text.replace("int16", "bfloat16"), "x")
     with pytest.raises(InputError, match=r"cannot convert p\.n, an expression, to bfloat16; declare it as float32"):
-        write_header(parse_spec(converted, "x"), "bfloat16", [], cubins, stem="x")
+        write_header(converted, "float32", [], cubins, stem="x")
 
 
 @needs_compiler
