@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -66,21 +65,16 @@ def _parts(dtype: str) -> tuple[int, str]:
 
 
 def _constant(value: Number, name: str) -> str:
+    if isinstance(value, tuple):
+        return f"{{{', '.join(_constant(one, _parts(name)[1]) for one in value)}}}"
     dtype = DTYPES[name]
-    count, part = _parts(name)
-    if count:
-        values = value if isinstance(value, tuple) else (value, 0.0)  # a real number of a complex type
-        return f"{{{', '.join(_constant(one, part) for one in values)}}}"
-    assert not isinstance(value, tuple)
     if name in _BITS:
         stored = dtype.encode(np.array([float(value)]))
         return f"0x{int(stored.view(f'uint{8 * stored.itemsize}')[0]):0{2 * stored.itemsize}x}"
     if name == "bool":
         return literal(bool(value))
     if dtype.is_integer:
-        return str(int(value))
-    if not math.isfinite(value):
-        return 'std::nan("")' if math.isnan(value) else f"{'-' if value < 0 else ''}HUGE_VAL"
+        return literal(int(value)) if value < 2**63 else f"{int(value)}ULL"
     return repr(float(value)) + ("f" if name == "float32" else "")
 
 
