@@ -81,9 +81,6 @@ def _constant(value: Number, name: str) -> str:
 _INFIX = ("+", "-", "*", "&", "|", "^", "/")
 """Operators of both languages."""
 
-_ROUNDING = ("floor", "ceil", "round", "int")
-"""Functions that return a whole number as it is."""
-
 _CALLS = {
     **{"//": "floor_div", "%": "floor_mod", "**": "power", "<<": "shift_left", ">>": "shift_right"},
     "int": "truncate",
@@ -145,7 +142,7 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
                 return f"{condition} ? {chosen} : {otherwise}"
         if all(map(_is_constant, operands)):
             return literal(evaluate(node, {}, True))  # C++ literals are ints, and products of them may need 64 bits
-        if node.operation == "float" or (node.operation in _ROUNDING and operands[0].kind == "number"):
+        if node.operation == "float":
             return write(operands[0])
         if node.operation == "~":
             return f"~{part(operands[0])}"
@@ -187,14 +184,17 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
     def values() -> Iterator[str]:
         arguments = spec.arguments
         pointed_to = {target for a in arguments if isinstance(a, StructArgument) for target in a.targets}
-        for argument in arguments:
+        # structs and tensor maps come last, as they may need the address of any of the others
+        for argument in sorted(arguments, key=lambda one: isinstance(one, StructArgument | TensorMapArgument)):
             name = argument.name
             match argument:
                 case BufferArgument():
                     if argument.is_passed or name in pointed_to:
                         yield f"CUdeviceptr value_{name} = arguments.{name};"
-                case StructArgument() | TensorMapArgument():
-                    continue  # below, as it may need the address of any of the others
+                case StructArgument():
+                    yield from struct(argument)
+                case TensorMapArgument():
+                    yield from tensor_map(argument)
                 case ScalarArgument():
                     kind, bound = c_type(argument.element_type(dtype)), argument.binding
                     value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({cpp(bound)})"
@@ -210,11 +210,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
                     )
                 case _:
                     assert_never(argument)
-        for argument in arguments:
-            if isinstance(argument, StructArgument):
-                yield from struct(argument)
-            if isinstance(argument, TensorMapArgument):
-                yield from tensor_map(argument)
         # outputs are filled before a launch, and buffers copied to constant memory
         for buffer in spec.buffers:
             name, size_bytes = buffer.name, f"static_cast<std::size_t>({bytes_of(buffer)})"

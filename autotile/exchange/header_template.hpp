@@ -186,6 +186,10 @@ constexpr std::int64_t abs(std::int64_t a) { return a < 0 ? -a : a; }
 constexpr std::int64_t min(std::int64_t a, std::int64_t b) { return b < a ? b : a; }
 constexpr std::int64_t max(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
 constexpr std::int64_t gcd(std::int64_t a, std::int64_t b) { return std::gcd(a, b); }
+constexpr std::int64_t floor(std::int64_t a) { return a; }
+constexpr std::int64_t ceil(std::int64_t a) { return a; }
+constexpr std::int64_t round(std::int64_t a) { return a; }
+constexpr std::int64_t truncate(std::int64_t a) { return a; }
 constexpr std::int64_t lcm(std::int64_t a, std::int64_t b) { return std::lcm(a, b); }
 
 namespace real {

@@ -68,7 +68,7 @@ EXPRESSIONS = [
     "(P & (A > 2)) + (P | False)",
     "abs(B - A) * gcd(A, B, 12) + lcm(A, B)",
     "ceil_log2(A) + is_power_of_two(A)",
-    "floor(A / B) + ceil(A / B) * 100 + round(A / 2) + int(-A / 3)",
+    "floor(A / B) + ceil(A / B) * 100 + round(A / 2) + int(-A / 3) + floor(B) + ceil(C) + int(A) - round(A)",
     "A / B > 0.75 and A * 0.5 < C",
     "floor(A * 1.5 // (C - 0.5) * 1000 + -A % 2.5)",
     "floor(1000 * (sqrt(A) + log2(B) + X ** 2 + min(X, A) + max(B, 1.5) + abs(-X) + exp(-X) - log(C)))",
