@@ -466,12 +466,6 @@ def write_header(
             f"arrays or the reference of {spec.name} depend on the parameters {', '.join(spec.shaping)}, which a "
             f"header cannot tell its caller; {cure}"
         )
-    for scalar in spec.scalars:
-        if scalar.is_per_launch:
-            raise InputError(
-                f"the scalar {scalar.name} of {spec.name} depends on parameters or on the device, which a header "
-                "cannot pass; make it a macro of the template"
-            )
     launch = spec.steps[0].launch
     symbols = {
         DTYPE_BYTES: DTYPE_BYTES,
@@ -539,8 +533,13 @@ def write_header(
     }
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
     has_attributes = bool(launch.cluster or launch.is_cooperative)
-    parts = {"workspaces": spec.workspaces, "attributes": has_attributes, "plain": not has_attributes}
-    parts |= {"maps": spec.tensor_maps, "constants": any(buffer.constant for buffer in spec.buffers)}
+    parts = {
+        "workspaces": spec.workspaces,
+        "attributes": has_attributes,
+        "plain": not has_attributes,
+        "maps": spec.tensor_maps,
+        "constants": any(buffer.constant for buffer in spec.buffers),
+    }
     template = _PART.sub(lambda match: match[2] if parts[match[1]] else "", template)
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
 

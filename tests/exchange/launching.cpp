@@ -39,7 +39,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction, void** values, 
         if (one.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) std::cout << " cluster " << one.value.clusterDim.x;
     }
     std::cout << " C " << *static_cast<CUdeviceptr*>(values[0]) << " B " << *static_cast<CUdeviceptr*>(values[1]);
-    std::cout << " n " << static_cast<short*>(values[3])[4] << '\n';
+    std::cout << " n " << static_cast<short*>(values[3])[4] << " per " << *static_cast<int*>(values[6]) << '\n';
     return CUDA_SUCCESS;
 }
 }
