@@ -298,7 +298,7 @@ inline bool fits(const Launch& launch, const Cubin& cubin, const Device& device)
     }
     const std::int64_t threads = launch.block[0] * launch.block[1] * launch.block[2];
     const std::int64_t registers_per_warp = detail::ceil_div(cubin.registers * 32, 256) * 256;  // allocated in units of 256
-    return threads <= device.max_threads_per_block &&
+    return threads <= device.max_threads_per_block && launch.dynamic_smem_bytes >= 0 &&
            detail::ceil_div(threads, 32) * registers_per_warp <= device.registers_per_block &&
            cubin.static_smem_bytes + launch.dynamic_smem_bytes <= device.smem_per_block_optin_bytes;
 }

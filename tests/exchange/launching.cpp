@@ -61,5 +61,10 @@ int main() {
     kernel::Device device;
     for (const std::int64_t n : {32768, 32769})
         std::cout << kernel::keeps_rules(kernel::configs[0], {512, n, 512, 1}, device);
+    for (int axis = 0; axis < 3; ++axis) device.max_block[axis] = device.max_grid[axis] = 1;
+    device.max_threads_per_block = 1024;
+    device.registers_per_block = device.smem_per_block_optin_bytes = 65536;
+    for (const std::int64_t smem_bytes : {0, -1})
+        std::cout << kernel::fits({{1, 1, 1}, {1, 1, 1}, smem_bytes}, kernel::cubins[0], device);
     std::cout << '\n';
 }
