@@ -551,23 +551,20 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
     return Compilation(image, compiled_functions(image, log, symbols))
 
 
+def _without_unnamed(symbol: str) -> str:
+    """Return a mangled name without that of an unnamed namespace, which contains the name of the file."""
+    match = re.match(r"(_ZN(?:\d+[A-Za-z_]\w*?)??)(\d+)_GLOBAL__N_", symbol)
+    return match[1] + symbol[match.end(2) + int(match[2]) :] if match else symbol
+
+
 def _symbol(entry: str, found: list[str], template: str) -> str:
     """Return the symbol of an entry among those of a cubin that nvcc made."""
     if entry in found:
         return entry
     named = entry.partition("<")[0].rpartition(")")[2].strip().removeprefix("::")
-    parts = [part.strip() for part in named.split("::")]
-    mangled = [f"{len(part)}{part}" for part in parts]
-    name, path = mangled[-1], "".join(mangled)
-    matching = [
-        symbol
-        for symbol in found
-        if symbol.startswith("_Z")
-        and (at := symbol.find(name)) > 0
-        and not symbol[at - 1].isdigit()
-        and (f"{name}I" in symbol) == ("<" in entry)
-        and path in symbol
-    ]
+    path = "".join(f"{len(part)}{re.escape(part)}" for part in re.split(r"\s*::\s*", named))
+    pattern = rf"_Z.*(?<!\d){path}{'I' if '<' in entry else '(?!I)'}"
+    matching = [symbol for symbol in found if re.match(pattern, _without_unnamed(symbol))]
     if len(matching) == 1:
         return matching[0]
     if not matching:

@@ -339,8 +339,8 @@ class TestNvcc:
             compile_cubin(replace(NVCC_JOB, entry="missing"))
 
     def test_macros_of_names_that_the_headers_of_cuda_use(self):
-        source = "__global__ void plain(int* y) { y[0] = T + value; }"
-        assert compile_cubin(replace(NVCC_JOB, source=source, options=("-DT=16", "-Dvalue"))).cubin
+        source = "namespace a { namespace { __global__ void plain(int* y) { y[0] = T + value; } } }"
+        assert compile_cubin(replace(NVCC_JOB, source=source, entry="a::plain", options=("-DT=16", "-Dvalue"))).cubin
 
     def test_the_version_is_part_of_the_key(self, monkeypatch):
         key = NVCC_JOB.key
