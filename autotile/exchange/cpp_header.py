@@ -526,11 +526,11 @@ def write_header(
         "flags_differ": "".join(f" || cubin.compiled_{name} != sizes.{name}" for name in spec.compiled_names),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper),
-        "device": _device(spec, [cubin.target for cubin in cubins]),
         **_launch_code(spec, dtype, cpp),
         "value_pointers": ", ".join(f"&value_{name}" for name in spec.steps[0].arguments),
         **_family_code(spec, rules, numbers),
     }
+    filled["device"] = _device(filled.values(), [cubin.target for cubin in cubins])
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
     has_attributes = bool(launch.cluster or launch.is_cooperative)
     parts = {
@@ -555,19 +555,12 @@ def _aggregate(values: Iterable[Value]) -> str:
     return "{" + ", ".join(map(literal, values)) + "}"
 
 
-def _device(spec: KernelSpec, targets: Sequence[str]) -> str:
-    """Return the device fields that the kernel's expressions use and that the driver cannot be queried for."""
-    launch = spec.steps[0].launch
-    expressions = [
-        *(rule.expression for rule in spec.rules),
-        *(*launch.grid, *launch.block, *launch.cluster),
-        *([launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []),
-        *(expression for argument in spec.arguments for expression in argument.expressions),
-    ]
-    names = {name for expression in expressions for name in expression.names}
+def _device(texts: Iterable[str], targets: Sequence[str]) -> str:
+    """Return the device fields that parts of a header use and that the driver cannot be queried for."""
+    used = "".join(texts)
     fields = []
     for name in _OF_ARCHITECTURES:
-        if f"device.{name}" in names:
+        if f"device.{name}" in used:
             values = {int(limits_for(capability_of(target))[name]) for target in targets}
             if len(values) > 1:
                 raise InputError(

@@ -248,8 +248,8 @@ def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
     cubins = [BundledCubin("sm_90a", "float32", {"symbol": 1}, spec.default, RESOURCES, "0.cubin")]
     (tmp_path / "launching.hpp").write_text(write_header(spec, "float32", [], cubins, stem="launching"))
     assert run(compile_program(source_of("launching"), tmp_path)) == [
-        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 cluster 2 C 18 B 17 n 511 per 128",
-        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 C 18 B 17 n 511 per 128",
+        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 cluster 2 C 18 B 17 n 511 per 132",
+        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 C 18 B 17 n 511 per 132",
         "513 64 1 512 64 4 1026 1 1 launching: too much data for the variable d_w",
         "1010",
     ]
