@@ -216,12 +216,12 @@ class Explanation(Result):
             for step in self.steps:
                 of, launch = step.resources, step.geometry
                 text = (
-                    f"{plural(launch.blocks, 'block')} of {plural(launch.threads, 'thread')}, "
+                    f"{step.entry}: {plural(launch.blocks, 'block')} of {plural(launch.threads, 'thread')}, "
                     f"{of.registers} registers a thread, "
                     f"{of.static_smem_bytes + launch.dynamic_smem_bytes:,} B shared, {of.spill_bytes:,} B spilled, "
                     f"occupancy {percent_text(step.occupancy.occupancy)}"
                 )
-                facts.append((f"step {step.entry}", text))
+                facts.append(("step", text))
         for workspace in self.data.workspaces if self.data is not None else ():
             text = "none for this configuration"
             if workspace.size_bytes:

@@ -61,6 +61,8 @@ class CompileJob:
     """Name and SHA-256 of each file in the template's folder that options name."""
     headers: tuple[tuple[str, str], ...] = ()
     """Path and SHA-256 of the author's files that are included, as of ``source_hash``."""
+    may_redefine: bool = False
+    """Whether the source may define macros of ``options`` again, as that of a reference kernel."""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -95,7 +97,9 @@ class CompileJob:
         return json_hash(identity)
 
 
-def compile_job(kernel: Kernel, config: Config, problem: Problem, architecture: str) -> CompileJob:
+def compile_job(
+    kernel: Kernel, config: Config, problem: Problem, architecture: str, *, may_redefine: bool = False
+) -> CompileJob:
     """Return the compilation of a configuration for a problem, of which `KernelSpec.compiled_names` are compiled in.
 
     An architecture in the search-space file takes precedence over that of the device. Raise `InputError` if a file that
@@ -112,6 +116,7 @@ def compile_job(kernel: Kernel, config: Config, problem: Problem, architecture: 
         "include_folders": tuple(map(str, kernel.include_folders)),
         "compiler": build.compiler,
         "headers": kernel.headers,
+        "may_redefine": may_redefine,
     }
     if kernel.variant is not None:
         source, options = kernel.variant(config)
@@ -178,7 +183,7 @@ def compile_cubin(job: CompileJob, folder: Path | None = None) -> Compilation:
 def _compiled(job: CompileJob, folder: Path | None) -> Compilation:
     if job.compiler == "nvcc":
         return _compile_with_nvcc(job)
-    from autotile.cuda.headers import compile_error, include_folders, own_headers
+    from autotile.cuda.headers import check_macros, compile_error, include_folders, own_headers
 
     folders = (str(Path(job.template_path).parent), *job.include_folders, *include_folders())
     target = f"--gpu-architecture={job.architecture}"
@@ -196,6 +201,7 @@ def _compiled(job: CompileJob, folder: Path | None) -> Compilation:
         raise ToolchainError(f"NVRTC {nvrtc_version()} refuses an option for {job.architecture}: {attempt.log.strip()}")
     if attempt.fault:
         raise compile_error(attempt.log or f"NVRTC returned {attempt.fault}", job)
+    check_macros(attempt.log, job)
     symbols = dict(zip(job.entries, attempt.symbols, strict=True))
     return Compilation(attempt.cubin, compiled_functions(attempt.cubin, attempt.log, symbols))
 
@@ -497,6 +503,8 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
     An entry with template arguments is instantiated by a reference to it that follows the source, and found among the
     functions that the assembler reports on.
     """
+    from autotile.cuda.headers import check_macros, compile_error
+
     template = Path(job.template_path)
     named = [expression for entry in job.entries if not (expression := job.expression(entry)).isidentifier()]
     references = [
@@ -535,13 +543,18 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
         if done.returncode < 0:
             raise ToolchainError(f"nvcc was killed by signal {-done.returncode}")
         if done.returncode != 0 or not cubin.is_file():
-            from autotile.cuda.headers import compile_error
-
             raise compile_error(log or f"nvcc ended with code {done.returncode}", job)
+        check_macros(log, job)
         image = cubin.read_bytes()
     found = list(_reports(log))
     symbols = {entry: _symbol(entry, found, template.name) for entry in job.entries}
     return Compilation(image, compiled_functions(image, log, symbols))
+
+
+def _without_unnamed(symbol: str) -> str:
+    """Return a mangled name without that of an unnamed namespace, which contains the name of the file."""
+    match = re.match(r"(_ZN(?:\d+[A-Za-z_]\w*?)??)(\d+)_GLOBAL__N_", symbol)
+    return match[1] + symbol[match.end(2) + int(match[2]) :] if match else symbol
 
 
 def _symbol(entry: str, found: list[str], template: str) -> str:
@@ -549,18 +562,9 @@ def _symbol(entry: str, found: list[str], template: str) -> str:
     if entry in found:
         return entry
     named = entry.partition("<")[0].rpartition(")")[2].strip().removeprefix("::")
-    parts = [part.strip() for part in named.split("::")]
-    mangled = [f"{len(part)}{part}" for part in parts]
-    name, path = mangled[-1], "".join(mangled)
-    matching = [
-        symbol
-        for symbol in found
-        if symbol.startswith("_Z")
-        and (at := symbol.find(name)) > 0
-        and not symbol[at - 1].isdigit()
-        and (f"{name}I" in symbol) == ("<" in entry)
-        and path in symbol
-    ]
+    path = "".join(f"{len(part)}{re.escape(part)}" for part in re.split(r"\s*::\s*", named))
+    pattern = rf"_Z.*(?<!\d){path}{'I' if '<' in entry else '(?!I)'}"
+    matching = [symbol for symbol in found if re.match(pattern, _without_unnamed(symbol))]
     if len(matching) == 1:
         return matching[0]
     if not matching:

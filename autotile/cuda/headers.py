@@ -209,6 +209,7 @@ _PLACE = re.compile(r"(/[^\n]*?)\(\d+\)")  # absolute path and line at the start
 _NAME_MAP = re.compile(r"__nv_name_map\(\d+\): error: ([^\n]*)")
 """Error in the part that NVRTC appends to a source for the names of its entries."""
 
+_REDEFINED = re.compile(r'(?m)^(.+): warning(?: #47-D: incompatible re.* macro|:) "(\w+)"(?: redefined| \(declared)')
 _MISSING_HEADER = re.compile(r'(?:cannot|could not) open source file "([^"]+)"|fatal error: (\S+): No such file')
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 _MARKED = re.compile(r"\n([^\n]*)\n( *)\^$")  # line of the source, and the place in it where the error is
@@ -288,8 +289,20 @@ def compile_error(log: str, job: CompileJob) -> CompileError:
                 '"space::name<4>"'
             )
         return CompileError(f"entry {entries}: {match[1]}; {cure} (__global__ functions found: {names})", log)
-    cure = _cure(error, dict(option[2:].split("=", 1) for option in job.options if option.startswith("-D")))
+    cure = _cure(error, _macros(job))
     return CompileError(f"{error}\n{cure}" if cure else error, log)
+
+
+def _macros(job: CompileJob) -> dict[str, str]:
+    return dict(option[2:].split("=", 1) for option in job.options if option.startswith("-D"))
+
+
+def check_macros(log: str, job: CompileJob) -> None:
+    """Raise `CompileError` if the compiler warns that the source, or a header, gives a macro of a job another value."""
+    for place, name in _REDEFINED.findall(log):
+        if name in _macros(job) and not job.may_redefine:
+            cure = f"remove it, or put it between #ifndef {name} and #endif"
+            raise CompileError(f"{place}: #define {name} overrides the values of {name}; {cure}", log)
 
 
 def _first_error(log: str, template: Path, own: Sequence[str]) -> str:
@@ -319,7 +332,8 @@ def _cure(error: str, macros: Mapping[str, str]) -> str:
         if name.startswith("cuda") and name[4:5].isupper():
             return HOST_CURE
         if name.isupper():
-            return f'if {name} is a macro, define it: [kernel] defines = {{ {name} = "..." }}'
+            undefined = "if it is a parameter of the file, a C++ template has one of that name: rename that"
+            return f'if {name} is a macro, define it: [kernel] defines = {{ {name} = "..." }}; {undefined}'
     marked = _MARKED.search(error)
     if marked and (word := re.match(r"\w+", marked[1][len(marked[2]) :])) and (name := word[0]) in macros:
         return (

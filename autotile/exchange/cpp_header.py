@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import assert_never
 
 import numpy as np
 
-from autotile.core.device import EXPRESSION_NAMES, limits_for
+from autotile.core.device import limits_for
 from autotile.core.dtypes import DTYPES
 from autotile.core.model import DTYPE_BYTES, Value, config_key
 from autotile.core.text import shown_text, source_text
@@ -36,7 +35,7 @@ from autotile.kernel.arguments import (
 )
 from autotile.kernel.expressions import Expression, Node, evaluate, is_keyword
 from autotile.kernel.problem import MAX_SIZE, capability_of, runs_on
-from autotile.kernel.spec import KernelSpec
+from autotile.kernel.spec import STEP, KernelSpec
 from autotile.version import __version__
 
 _BITS = {
@@ -66,76 +65,27 @@ def _parts(dtype: str) -> tuple[int, str]:
 
 
 def _constant(value: Number, name: str) -> str:
+    if isinstance(value, tuple):
+        return f"{{{', '.join(_constant(one, _parts(name)[1]) for one in value)}}}"
     dtype = DTYPES[name]
-    count, part = _parts(name)
-    if count:
-        values = value if isinstance(value, tuple) else (value, 0.0)  # a real number of a complex type
-        return f"{{{', '.join(_constant(one, part) for one in values)}}}"
-    assert not isinstance(value, tuple)
     if name in _BITS:
         stored = dtype.encode(np.array([float(value)]))
         return f"0x{int(stored.view(f'uint{8 * stored.itemsize}')[0]):0{2 * stored.itemsize}x}"
     if name == "bool":
         return literal(bool(value))
     if dtype.is_integer:
-        return str(int(value))
-    if not math.isfinite(value):
-        return 'std::nan("")' if math.isnan(value) else f"{'-' if value < 0 else ''}HUGE_VAL"
+        return literal(int(value)) if value < 2**63 else f"{int(value)}ULL"
     return repr(float(value)) + ("f" if name == "float32" else "")
-
-
-_SWIZZLES = {b: f"CU_TENSOR_MAP_SWIZZLE_{b}B" for b in (128, 64, 32)} | {0: "CU_TENSOR_MAP_SWIZZLE_NONE"}
-_PROMOTIONS = {b: f"CU_TENSOR_MAP_L2_PROMOTION_L2_{b}B" for b in (256, 128, 64)} | {
-    0: "CU_TENSOR_MAP_L2_PROMOTION_NONE"
-}
-
-
-def _choice(names: Mapping[int, str], value: str) -> str:
-    if value.isdecimal():
-        return names[int(value)]
-    return "".join(f"({value}) == {n} ? {text} : " for n, text in names.items() if n) + names[0]
 
 
 _INFIX = ("+", "-", "*", "&", "|", "^", "/")
 """Operators of both languages."""
 
-_ROUNDING = ("floor", "ceil", "round", "int")
-"""Functions that return a whole number as it is."""
-
-_WHOLE_CALLS = {
-    "//": "detail::floor_div",
-    "%": "detail::floor_mod",
-    "ceil_div": "detail::ceil_div",
-    "**": "detail::power",
-    "min": "std::min<std::int64_t>",
-    "max": "std::max<std::int64_t>",
-    "abs": "detail::absolute",
-    "gcd": "std::gcd<std::int64_t, std::int64_t>",
-    "lcm": "std::lcm<std::int64_t, std::int64_t>",
-    "<<": "detail::shift_left",
-    ">>": "detail::shift_right",
-    "ceil_log2": "detail::ceil_log2",
-    "is_power_of_two": "detail::is_power_of_two",
+_CALLS = {
+    **{"//": "floor_div", "%": "floor_mod", "**": "power", "<<": "shift_left", ">>": "shift_right"},
+    "int": "truncate",
 }
-"""C++ functions of whole numbers."""
-
-_REAL_CALLS = {
-    "//": "detail::floor_div_real",
-    "%": "detail::floor_mod_real",
-    "**": "std::pow",
-    "min": "std::min<double>",
-    "max": "std::max<double>",
-    "abs": "std::fabs",
-    "sqrt": "std::sqrt",
-    "log2": "std::log2",
-    "log": "std::log",
-    "exp": "std::exp",
-    "floor": "detail::whole(std::floor, {})",
-    "ceil": "detail::whole(std::ceil, {})",
-    "round": "detail::whole(std::nearbyint, {})",
-    "int": "detail::whole(std::trunc, {})",
-}
-"""C++ functions of real numbers, by name, or with a place for the arguments."""
+"""Functions of the header, of whole and of real numbers, that do not have the name of the operation."""
 
 
 def literal(value: Value | float) -> str:
@@ -192,7 +142,7 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
                 return f"{condition} ? {chosen} : {otherwise}"
         if all(map(_is_constant, operands)):
             return literal(evaluate(node, {}, True))  # C++ literals are ints, and products of them may need 64 bits
-        if node.operation == "float" or (node.operation in _ROUNDING and operands[0].kind == "number"):
+        if node.operation == "float":
             return write(operands[0])
         if node.operation == "~":
             return f"~{part(operands[0])}"
@@ -201,9 +151,8 @@ def to_cpp(expression: Expression, symbols: Mapping[str, str]) -> str:
         if node.operation in _INFIX:
             left, right = map(part, operands)
             return f"{left} {node.operation} {right}"
-        call = (_REAL_CALLS if operands[0].kind == "real" else _WHOLE_CALLS)[node.operation]
-        arguments = ", ".join(map(write, operands))
-        return call.format(arguments) if "{}" in call else f"{call}({arguments})"
+        space = "detail::real" if operands[0].kind == "real" else "detail"
+        return f"{space}::{_CALLS.get(node.operation, node.operation)}({', '.join(map(write, operands))})"
 
     def part(node: Node) -> str:
         text = write(node)
@@ -235,14 +184,17 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
     def values() -> Iterator[str]:
         arguments = spec.arguments
         pointed_to = {target for a in arguments if isinstance(a, StructArgument) for target in a.targets}
-        for argument in arguments:
+        # structs and tensor maps come last, as they may need the address of any of the others
+        for argument in sorted(arguments, key=lambda one: isinstance(one, StructArgument | TensorMapArgument)):
             name = argument.name
             match argument:
                 case BufferArgument():
                     if argument.is_passed or name in pointed_to:
                         yield f"CUdeviceptr value_{name} = arguments.{name};"
-                case StructArgument() | TensorMapArgument():
-                    continue  # below, as it may need the address of any of the others
+                case StructArgument():
+                    yield from struct(argument)
+                case TensorMapArgument():
+                    yield from tensor_map(argument)
                 case ScalarArgument():
                     kind, bound = c_type(argument.element_type(dtype)), argument.binding
                     value = f"arguments.{name}" if bound is None else f"static_cast<{kind}>({cpp(bound)})"
@@ -258,11 +210,6 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
                     )
                 case _:
                     assert_never(argument)
-        for argument in arguments:
-            if isinstance(argument, StructArgument):
-                yield from struct(argument)
-            if isinstance(argument, TensorMapArgument):
-                yield from tensor_map(argument)
         # outputs are filled before a launch, and buffers copied to constant memory
         for buffer in spec.buffers:
             name, size_bytes = buffer.name, f"static_cast<std::size_t>({bytes_of(buffer)})"
@@ -272,16 +219,8 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
                     raise InputError(f"a C++ header cannot make the content of the output {name}; {hint}")
                 yield f'detail::check(cuMemsetD8Async(arguments.{name}, 0, {size_bytes}, stream), "{name}");'
             if buffer.constant:
-                symbol = variable_symbol(buffer.constant)
-                yield "// launches that overlap must not need different contents of constant memory"
-                yield f"CUmodule module_{name} = nullptr;"
-                yield f"CUdeviceptr constant_{name} = 0;"
-                yield f'detail::check(cuFuncGetModule(&module_{name}, prepared.function), "the module");'
-                found = f'cuModuleGetGlobal(&constant_{name}, nullptr, module_{name}, "{symbol}")'
-                yield f"if ({found} == CUDA_SUCCESS) {{"
-                copied = f"cuMemcpyDtoDAsync(constant_{name}, arguments.{name}, {size_bytes}, stream)"
-                yield f'    detail::check({copied}, "{buffer.constant}");'
-                yield "}"
+                given = f'"{variable_symbol(buffer.constant)}", arguments.{name}, {size_bytes}'
+                yield f'detail::copy_constant(prepared.function, {given}, stream, "{buffer.constant}");'
 
     def by_type(kind: ElementType, text: Callable[[str], str]) -> str:
         """Return text that depends on an element type, which flags may select."""
@@ -298,55 +237,33 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
         name, layout = argument.name, argument.layout(dtype)
         yield f"alignas(16) unsigned char value_{name}[{layout.size_bytes}] = {{}};"
         for offset, member, values in layout.scalars:
-            count, part = _parts(member)
-            kind = part or member
-            written = [
-                f"static_cast<{c_type(kind)}>({cpp(value)})"
-                if isinstance(value, Expression)
-                else _constant(value, kind)
+            kind = c_type(part := _parts(member)[1] or member)
+            written = (
+                f"static_cast<{kind}>({cpp(value)})" if isinstance(value, Expression) else _constant(value, part)
                 for value in values
-            ]
-            value = f"{{{', '.join(written)}}}" if count else written[0]
-            yield f"const {c_type(member)} {name}_{offset} = {value};"
-            yield f"std::memcpy(value_{name} + {offset}, &{name}_{offset}, sizeof {name}_{offset});"
+            )
+            yield f"detail::put(value_{name} + {offset}, {c_type(member)}{{{', '.join(written)}}});"
         for offset, target in layout.pointers:
-            yield f"std::memcpy(value_{name} + {offset}, &value_{target}, sizeof value_{target});"
+            yield f"detail::put(value_{name} + {offset}, value_{target});"
 
     def tensor_map(argument: TensorMapArgument) -> Iterator[str]:
         name, buffer = argument.name, argument.buffer
-        rank = len(buffer.shape)
         address = f"arguments.{buffer.name}" if buffer.is_given else f"value_{buffer.name}"
         kind = by_type(buffer.dtype, lambda n: f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES.get(n, n.upper())}")
-        element = element_bytes(buffer.dtype)
-
-        def listed(c_kind: str, what: str, expressions: tuple[Expression, ...]) -> str:
-            values = ", ".join(f"static_cast<{c_kind}>({cpp(e)})" for e in reversed(expressions))
-            return f"const {c_kind} {what}_{name}[] = {{{values}}};"
-
-        yield listed("cuuint64_t", "extents", buffer.shape)
-        strides = [f"{element} * " + " * ".join(f"extents_{name}[{i}]" for i in range(axis)) for axis in range(1, rank)]
-        yield f"const cuuint64_t strides_{name}[] = {{{', '.join(strides) or '0'}}};"
-        yield listed("cuuint32_t", "box", argument.box)
-        yield listed("cuuint32_t", "steps", argument.element_strides)
+        axes = (f"{{{', '.join(map(cpp, each))}}}" for each in (buffer.shape, argument.box, argument.element_strides))
+        modes = map(cpp, (argument.swizzle_bytes, argument.l2_promotion_bytes))
+        given = ", ".join(
+            [kind, address, element_bytes(buffer.dtype), *axes, *modes, f'"the tensor map of {buffer.name}"']
+        )
         yield f"CUtensorMap value_{name}{{}};  // zeros if the configuration does not use it"
-        yield f"if ({is_present(argument)}) {{"
-        yield f"    detail::check(cuTensorMapEncodeTiled(&value_{name}, {kind}, {rank},"
-        indent = " " * 41
-        yield f"{indent}reinterpret_cast<void*>({address}),"
-        yield f"{indent}extents_{name}, strides_{name}, box_{name}, steps_{name},"
-        yield f"{indent}CU_TENSOR_MAP_INTERLEAVE_NONE,"
-        yield f"{indent}{_choice(_SWIZZLES, cpp(argument.swizzle_bytes))},"
-        yield f"{indent}{_choice(_PROMOTIONS, cpp(argument.l2_promotion_bytes))},"
-        yield f"{indent}CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),"
-        yield f'                  "the tensor map of {buffer.name}");'
-        yield "}"
+        yield f"if ({is_present(argument)}) value_{name} = detail::tensor_map<{len(buffer.shape)}>({given});"
 
     def is_present(argument: TensorMapArgument) -> str:
         sides = argument.box if argument.buffer.is_given else (*argument.box, *argument.buffer.shape)
         return " && ".join(f"({cpp(side)}) != 0" for side in sides)
 
     def rules() -> Iterator[str]:
-        """Yield the ranges of sizes, the rules, and the constraints of clusters and tensor maps on the sizes.
+        """Yield the ranges of sizes, the rules, and the constraints of scalars, clusters and tensor maps on the sizes.
 
         A rule that is a Python function is of parameters alone, and every configuration of the header meets it.
         """
@@ -356,6 +273,13 @@ def _launch_code(spec: KernelSpec, dtype: str, cpp: Callable[[Expression], str])
         for rule in spec.rules:
             if rule.expression.node.operation != "function":
                 yield f"if (!({cpp(rule.expression)})) return false;  // {rule.name}"
+        for scalar in spec.bound_scalars:
+            kind, value = scalar.element_type(dtype), scalar.binding
+            if kind in _BITS:
+                hint = "declare it as float32, and convert it in the kernel"
+                raise InputError(f"a C++ header cannot convert {scalar.name}, an expression, to {kind}; {hint}")
+            if DTYPES[kind].is_integer and value is not None:
+                yield f"if (!detail::holds<{c_type(kind)}>({cpp(value)})) return false;  // {scalar.name}"
         launch = spec.steps[0].launch
         for blocks, cluster in zip(launch.grid, launch.cluster, strict=False):
             remainder = f"detail::floor_mod({cpp(blocks)}, {cpp(cluster)})"
@@ -475,26 +399,11 @@ def _branch(spec: KernelSpec, stored: StoredRule, configs: Sequence[int]) -> Ite
 
 _lines = "\n".join
 _PLACEHOLDER = re.compile(r"@@(\w+)@@")
-_OF_WORKSPACES = re.compile(r"@@if workspaces@@\n(.*?)@@end@@\n", re.DOTALL)
-"""Part of the template that only a kernel with workspaces has."""
+_PART = re.compile(r"@@if (\w+)@@\n(.*?)@@end@@\n", re.DOTALL)
+"""Part of the template that only some kernels have."""
 _KINDS = {bool: "bool", int: "std::int64_t", float: "double", str: "std::string_view"}
-_QUERIED = {
-    "sm_count": "MULTIPROCESSOR_COUNT",
-    "warp_size": "WARP_SIZE",
-    "max_threads_per_block": "MAX_THREADS_PER_BLOCK",
-    "max_threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
-    "max_blocks_per_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
-    "registers_per_block": "MAX_REGISTERS_PER_BLOCK",
-    "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
-    "smem_per_block_bytes": "MAX_SHARED_MEMORY_PER_BLOCK",
-    "smem_per_block_optin_bytes": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
-    "smem_per_sm_bytes": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
-    "smem_reserved_per_block_bytes": "RESERVED_SHARED_MEMORY_PER_BLOCK",
-    "l2_bytes": "L2_CACHE_SIZE",
-}
-"""Device properties that the driver can be queried for, with the suffix of the driver's attribute."""
-_ALWAYS = ("max_threads_per_block", "registers_per_block", "smem_per_block_optin_bytes")
-"""Properties that are needed to check the limits of any launch."""
+_OF_ARCHITECTURES = ("max_registers_per_thread", "register_unit", "warp_unit", "smem_unit_bytes", "fp32_lanes_per_sm")
+"""Device properties that the driver cannot be queried for."""
 
 
 def write_shipped_header(
@@ -557,15 +466,10 @@ def write_header(
             f"arrays or the reference of {spec.name} depend on the parameters {', '.join(spec.shaping)}, which a "
             f"header cannot tell its caller; {cure}"
         )
-    for scalar in spec.scalars:
-        if scalar.is_per_launch:
-            raise InputError(
-                f"the scalar {scalar.name} of {spec.name} depends on parameters or on the device, which a header "
-                "cannot pass; make it a macro of the template"
-            )
     launch = spec.steps[0].launch
     symbols = {
         DTYPE_BYTES: DTYPE_BYTES,
+        STEP: "std::int64_t{0}",
         **{p.name: f"config.{p.name}" for p in spec.parameters},
         **{name: f"sizes.{name}" for name in spec.sizes},
     }
@@ -574,7 +478,6 @@ def write_header(
     numbers = {key: number for number, key in enumerate(configs)}
     known = [winner for winner in winners if config_key(winner.config) in numbers]
     proper = spec.proper_sizes
-    passed = [argument for argument in spec.arguments if argument.is_passed]
 
     def cpp(expression: Expression) -> str:
         return to_cpp(expression, symbols)
@@ -607,7 +510,7 @@ def write_header(
         "sizes": _lines(f"    std::int64_t {name} = {literal(default)};" for name, default in spec.sizes.items()),
         "parameters": _lines(f"    {_KINDS[type(p.values[0])]} {p.name};" for p in spec.parameters),
         "and_flags": " and the flags of a problem" if spec.flags else "",
-        "cubin_flags": "".join(f"    std::int64_t {name};\n" for name in spec.compiled_names),
+        "cubin_flags": "".join(f"    std::int64_t compiled_{name};\n" for name in spec.compiled_names),
         "configs": _lines(
             f"    {_aggregate(c[p.name] for p in spec.parameters)},  // {n}" for n, c in enumerate(configs.values())
         ),
@@ -617,17 +520,27 @@ def write_header(
         "cubins": _lines(compiled),
         "grid": dimensions(launch.grid),
         "block": dimensions(launch.block),
+        "cluster": dimensions(launch.cluster),
+        "is_cooperative": literal(launch.is_cooperative),
         "dynamic_smem_bytes": cpp(launch.dynamic_smem_bytes) if launch.dynamic_smem_bytes else "0",
-        "flags_differ": "".join(f" || cubin.{name} != sizes.{name}" for name in spec.compiled_names),
+        "flags_differ": "".join(f" || cubin.compiled_{name} != sizes.{name}" for name in spec.compiled_names),
         "flag_distance": " + ".join(f"int(from.sizes.{name} != sizes.{name})" for name in spec.flags) or "0",
         "size_distance": " + ".join(f"detail::doublings(from.sizes.{name}, sizes.{name})" for name in proper),
-        **_device(spec, [cubin.target for cubin in cubins]),
         **_launch_code(spec, dtype, cpp),
-        "value_pointers": ", ".join(f"&value_{argument.name}" for argument in passed),
+        "value_pointers": ", ".join(f"&value_{name}" for name in spec.steps[0].arguments),
         **_family_code(spec, rules, numbers),
     }
+    filled["device"] = _device(filled.values(), [cubin.target for cubin in cubins])
     template = files("autotile.exchange").joinpath("header_template.hpp").read_text(encoding="utf-8")
-    template = _OF_WORKSPACES.sub(r"\1" if spec.workspaces else "", template)
+    has_attributes = bool(launch.cluster or launch.is_cooperative)
+    parts = {
+        "workspaces": spec.workspaces,
+        "attributes": has_attributes,
+        "plain": not has_attributes,
+        "maps": spec.tensor_maps,
+        "constants": any(buffer.constant for buffer in spec.buffers),
+    }
+    template = _PART.sub(lambda match: match[2] if parts[match[1]] else "", template)
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], template)
 
 
@@ -642,35 +555,17 @@ def _aggregate(values: Iterable[Value]) -> str:
     return "{" + ", ".join(map(literal, values)) + "}"
 
 
-def _device(spec: KernelSpec, targets: Sequence[str]) -> dict[str, str]:
-    """Return the device fields that the kernel's expressions use, and the code that queries them."""
-    launch = spec.steps[0].launch
-    expressions = [
-        *(rule.expression for rule in spec.rules),
-        *(*launch.grid, *launch.block, *launch.cluster),
-        *([launch.dynamic_smem_bytes] if launch.dynamic_smem_bytes is not None else []),
-        *(expression for argument in spec.arguments for expression in argument.expressions),
-    ]
-    names = {name for expression in expressions for name in expression.names}
-    fields, queries = [], []
-    for name in EXPRESSION_NAMES:
-        used = f"device.{name}" in names
-        if name in _QUERIED and (used or name in _ALWAYS):
-            fields.append(f"    std::int64_t {name} = 0;")
-            queries.append(f"        found.{name} = attribute(CU_DEVICE_ATTRIBUTE_{_QUERIED[name]});")
-        elif name == "memory_bytes" and used:
-            fields.append(f"    std::int64_t {name} = 0;")
-            queries += [
-                "        std::size_t bytes = 0;",
-                '        detail::check(cuDeviceTotalMem(&bytes, device), "the device\'s memory");',
-                f"        found.{name} = static_cast<std::int64_t>(bytes);",
-            ]
-        elif used:
+def _device(texts: Iterable[str], targets: Sequence[str]) -> str:
+    """Return the device fields that parts of a header use and that the driver cannot be queried for."""
+    used = "".join(texts)
+    fields = []
+    for name in _OF_ARCHITECTURES:
+        if f"device.{name}" in used:
             values = {int(limits_for(capability_of(target))[name]) for target in targets}
             if len(values) > 1:
                 raise InputError(
                     f"the kernel uses device.{name}, which the driver cannot be queried for and which differs between "
                     f"{', '.join(dict.fromkeys(targets))}; write one header per architecture, with --arch"
                 )
-            fields.append(f"    std::int64_t {name} = {values.pop()};  // of every architecture here")
-    return {"device": _lines(fields), "device_attributes": _lines(queries)}
+            fields.append(f"    std::int64_t {name} = {values.pop()};  // of every architecture here\n")
+    return "".join(fields)

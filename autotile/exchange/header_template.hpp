@@ -102,6 +102,60 @@ inline void check(CUresult status, std::string_view what) {
     throw std::runtime_error("@@name@@: " + std::string(what) + ": " + (name != nullptr ? name : "unknown error"));
 }
 
+/// Copies a value to a place in a struct.
+template <typename T>
+void put(unsigned char* to, const T& value) {
+    std::memcpy(to, &value, sizeof value);
+}
+
+@@if constants@@
+/// Copies a buffer to the __constant__ variable of a function's module, if it has that variable.
+///
+/// Launches that overlap must not need different contents of it.
+inline void copy_constant(CUfunction function, const char* symbol, CUdeviceptr from, std::size_t size_bytes,
+                          CUstream stream, const std::string& what) {
+    CUmodule owner = nullptr;
+    check(cuFuncGetModule(&owner, function), "the module");
+    CUdeviceptr variable = 0;
+    std::size_t variable_bytes = 0;
+    if (cuModuleGetGlobal(&variable, &variable_bytes, owner, symbol) != CUDA_SUCCESS) return;
+    if (size_bytes > variable_bytes) throw std::runtime_error("@@name@@: too much data for the variable " + what);
+    check(cuMemcpyDtoDAsync(variable, from, size_bytes, stream), what);
+}
+
+@@end@@
+@@if maps@@
+/// Returns the tensor map of an array; extents, box and steps are in the order of the array's axes.
+template <std::size_t rank>
+CUtensorMap tensor_map(CUtensorMapDataType kind, CUdeviceptr address, std::int64_t element_bytes,
+                       const std::array<std::int64_t, rank>& extents, const std::array<std::int64_t, rank>& box,
+                       const std::array<std::int64_t, rank>& steps, std::int64_t swizzle_bytes,
+                       std::int64_t l2_promotion_bytes, std::string_view what) {
+    cuuint64_t sizes[rank], strides[rank];
+    cuuint32_t sides[rank], distances[rank];
+    auto stride = static_cast<cuuint64_t>(element_bytes);
+    for (std::size_t axis = 0; axis < rank; ++axis) {  // the driver counts from the innermost one
+        sizes[axis] = static_cast<cuuint64_t>(extents[rank - 1 - axis]);
+        sides[axis] = static_cast<cuuint32_t>(box[rank - 1 - axis]);
+        distances[axis] = static_cast<cuuint32_t>(steps[rank - 1 - axis]);
+        strides[axis] = stride *= sizes[axis];
+    }
+    const auto swizzle = swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                         : swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                         : swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                               : CU_TENSOR_MAP_SWIZZLE_NONE;
+    const auto promotion = l2_promotion_bytes == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                           : l2_promotion_bytes == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                           : l2_promotion_bytes == 64  ? CU_TENSOR_MAP_L2_PROMOTION_L2_64B
+                                                       : CU_TENSOR_MAP_L2_PROMOTION_NONE;
+    CUtensorMap map{};
+    check(cuTensorMapEncodeTiled(&map, kind, rank, reinterpret_cast<void*>(address), sizes, strides, sides, distances,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+          what);
+    return map;
+}
+
+@@end@@
 // Division that rounds towards negative infinity, and the remainder with the sign of the divisor.
 constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {
     return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
@@ -113,7 +167,6 @@ constexpr std::int64_t power(std::int64_t base, std::int64_t exponent) {
     for (; exponent > 0; --exponent) product *= base;
     return product;
 }
-constexpr std::int64_t absolute(std::int64_t a) { return a < 0 ? -a : a; }
 constexpr std::int64_t shift_left(std::int64_t a, std::int64_t bits) { return a * (std::int64_t{1} << bits); }
 constexpr std::int64_t shift_right(std::int64_t a, std::int64_t bits) {
     return floor_div(a, std::int64_t{1} << bits);
@@ -124,12 +177,42 @@ constexpr std::int64_t ceil_log2(std::int64_t a) {
     return bits;
 }
 constexpr bool is_power_of_two(std::int64_t a) { return a > 0 && (a & (a - 1)) == 0; }
-inline double floor_mod_real(double a, double b) {
+/// Returns whether a type has a value.
+template <typename T>
+constexpr bool holds(std::int64_t value) {
+    return static_cast<std::int64_t>(static_cast<T>(value)) == value;
+}
+constexpr std::int64_t abs(std::int64_t a) { return a < 0 ? -a : a; }
+constexpr std::int64_t min(std::int64_t a, std::int64_t b) { return b < a ? b : a; }
+constexpr std::int64_t max(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
+constexpr std::int64_t gcd(std::int64_t a, std::int64_t b) { return std::gcd(a, b); }
+constexpr std::int64_t floor(std::int64_t a) { return a; }
+constexpr std::int64_t ceil(std::int64_t a) { return a; }
+constexpr std::int64_t round(std::int64_t a) { return a; }
+constexpr std::int64_t truncate(std::int64_t a) { return a; }
+constexpr std::int64_t lcm(std::int64_t a, std::int64_t b) { return std::lcm(a, b); }
+
+namespace real {
+
+inline double floor_mod(double a, double b) {
     const double rest = std::fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-inline double floor_div_real(double a, double b) { return std::nearbyint((a - floor_mod_real(a, b)) / b); }
-inline std::int64_t whole(double (*round)(double), double a) { return static_cast<std::int64_t>(round(a)); }
+inline double floor_div(double a, double b) { return std::nearbyint((a - floor_mod(a, b)) / b); }
+inline double power(double base, double exponent) { return std::pow(base, exponent); }
+inline double abs(double a) { return std::fabs(a); }
+inline double min(double a, double b) { return std::min(a, b); }
+inline double max(double a, double b) { return std::max(a, b); }
+inline double sqrt(double a) { return std::sqrt(a); }
+inline double log2(double a) { return std::log2(a); }
+inline double log(double a) { return std::log(a); }
+inline double exp(double a) { return std::exp(a); }
+inline std::int64_t floor(double a) { return static_cast<std::int64_t>(std::floor(a)); }
+inline std::int64_t ceil(double a) { return static_cast<std::int64_t>(std::ceil(a)); }
+inline std::int64_t round(double a) { return static_cast<std::int64_t>(std::nearbyint(a)); }
+inline std::int64_t truncate(double a) { return static_cast<std::int64_t>(a); }
+
+}  // namespace real
 
 }  // namespace detail
 
@@ -139,8 +222,20 @@ struct Device {
     int compute_capability = 0;
     std::int64_t max_block[3] = {};
     std::int64_t max_grid[3] = {};
+    std::int64_t sm_count = 0;
+    std::int64_t warp_size = 0;
+    std::int64_t max_threads_per_block = 0;
+    std::int64_t max_threads_per_sm = 0;
+    std::int64_t max_blocks_per_sm = 0;
+    std::int64_t registers_per_block = 0;
+    std::int64_t registers_per_sm = 0;
+    std::int64_t smem_per_block_bytes = 0;
+    std::int64_t smem_per_block_optin_bytes = 0;
+    std::int64_t smem_per_sm_bytes = 0;
+    std::int64_t smem_reserved_per_block_bytes = 0;
+    std::int64_t l2_bytes = 0;
+    std::int64_t memory_bytes = 0;
 @@device@@
-
     static Device of(CUdevice device) {
         const auto attribute = [device](CUdevice_attribute which) {
             int value = 0;
@@ -159,7 +254,21 @@ struct Device {
         found.max_grid[0] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X);
         found.max_grid[1] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y);
         found.max_grid[2] = attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z);
-@@device_attributes@@
+        found.sm_count = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        found.warp_size = attribute(CU_DEVICE_ATTRIBUTE_WARP_SIZE);
+        found.max_threads_per_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+        found.max_threads_per_sm = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
+        found.max_blocks_per_sm = attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR);
+        found.registers_per_block = attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK);
+        found.registers_per_sm = attribute(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR);
+        found.smem_per_block_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
+        found.smem_per_block_optin_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+        found.smem_per_sm_bytes = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+        found.smem_reserved_per_block_bytes = attribute(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK);
+        found.l2_bytes = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+        std::size_t bytes = 0;
+        detail::check(cuDeviceTotalMem(&bytes, device), "the device's memory");
+        found.memory_bytes = static_cast<std::int64_t>(bytes);
         return found;
     }
 };
@@ -189,7 +298,7 @@ inline bool fits(const Launch& launch, const Cubin& cubin, const Device& device)
     }
     const std::int64_t threads = launch.block[0] * launch.block[1] * launch.block[2];
     const std::int64_t registers_per_warp = detail::ceil_div(cubin.registers * 32, 256) * 256;  // allocated in units of 256
-    return threads <= device.max_threads_per_block &&
+    return threads <= device.max_threads_per_block && launch.dynamic_smem_bytes >= 0 &&
            detail::ceil_div(threads, 32) * registers_per_warp <= device.registers_per_block &&
            cubin.static_smem_bytes + launch.dynamic_smem_bytes <= device.smem_per_block_optin_bytes;
 }
@@ -316,10 +425,38 @@ public:
         void* values[] = {@@value_pointers@@};
         const auto side = [](std::int64_t extent) { return static_cast<unsigned>(extent); };
         const Launch& shape = prepared.launch;
+@@if plain@@
         detail::check(cuLaunchKernel(prepared.function, side(shape.grid[0]), side(shape.grid[1]), side(shape.grid[2]),
                                      side(shape.block[0]), side(shape.block[1]), side(shape.block[2]),
                                      side(shape.dynamic_smem_bytes), stream, values, nullptr),
                       "the launch");
+@@end@@
+@@if attributes@@
+        CUlaunchAttribute attributes[2] = {};
+        CUlaunchConfig how{};
+        how.gridDimX = side(shape.grid[0]);
+        how.gridDimY = side(shape.grid[1]);
+        how.gridDimZ = side(shape.grid[2]);
+        how.blockDimX = side(shape.block[0]);
+        how.blockDimY = side(shape.block[1]);
+        how.blockDimZ = side(shape.block[2]);
+        how.sharedMemBytes = side(shape.dynamic_smem_bytes);
+        how.hStream = stream;
+        how.attrs = attributes;
+        if (@@is_cooperative@@) {
+            attributes[how.numAttrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+            attributes[how.numAttrs++].value.cooperative = 1;
+        }
+        const std::int64_t cluster[] = {@@cluster@@};
+        int declared = 0;  // the cluster's blocks along x, if the kernel itself declares a cluster
+        detail::check(cuFuncGetAttribute(&declared, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, prepared.function),
+                      "the kernel's own cluster");
+        if (declared == 0 && cluster[0] * cluster[1] * cluster[2] > 1) {
+            attributes[how.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[how.numAttrs++].value.clusterDim = {side(cluster[0]), side(cluster[1]), side(cluster[2])};
+        }
+        detail::check(cuLaunchKernelEx(&how, prepared.function, values, nullptr), "the launch");
+@@end@@
     }
 
     /// Chooses a configuration, loads it if needed, and enqueues a launch.

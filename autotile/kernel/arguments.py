@@ -571,13 +571,14 @@ class StructArgument(ArgumentKind, frozen=True):
         """Return the struct's part of the space hash."""
         return {"struct": self.name, "members": [member.meaning() for member in self.members]}
 
-    def _leaves(self, problem_dtype: str = "float32") -> Iterator[tuple[int, StructMember]]:
+    def leaves(self, problem_dtype: str = "float32") -> Iterator[tuple[int, StructMember]]:
+        """Yield its scalars and addresses, those of inner structs too, with their offsets."""
         return StructMember(self.name, members=self.members).placed(problem_dtype)
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Names of the buffers and workspaces that it points to."""
-        return tuple(leaf.target for _, leaf in self._leaves() if leaf.target)
+        return tuple(leaf.target for _, leaf in self.leaves() if leaf.target)
 
     def parameter_bytes(self, problem_dtype: str) -> int:
         """Return the size of the struct."""
@@ -587,7 +588,7 @@ class StructArgument(ArgumentKind, frozen=True):
         """Return the struct for a problem of the given dtype; given no value of names, its values are expressions."""
         scalars: list[tuple[int, str, tuple[Any, ...]]] = []
         pointers: list[tuple[int, str]] = []
-        for offset, leaf in self._leaves(problem_dtype):
+        for offset, leaf in self.leaves(problem_dtype):
             if leaf.target:
                 pointers.append((offset, leaf.target))
                 continue

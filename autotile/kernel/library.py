@@ -146,7 +146,7 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
         paths = " nor ".join(map(str, candidates))
         raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")
     kernel = make_kernel(spec, template, folder=path.parent)
-    check_source(spec, kernel.source)
+    check_source(spec, kernel.source, kernel.template_names)
     if last is not None and last == kernel:
         return last
     _read[path] = kernel

@@ -758,11 +758,20 @@ def _too_large(folder: Path, limit: str) -> InputError:
     )
 
 
-def check_source(spec: KernelSpec, source: str) -> None:
-    """Raise if a template defines a parameter itself, or lacks a ``__constant__`` variable."""
+def check_source(spec: KernelSpec, source: str, template_names: frozenset[str] = frozenset()) -> None:
+    """Raise if a template defines a parameter itself, or lacks a ``__constant__`` variable.
+
+    Raise also if it tests a parameter that is no macro, as it is among `OwnSources.template_names`, nor in an entry.
+    """
+    from autotile.kernel.spec import names_in  # imports NumPy, which compile workers do without
+
     only = {parameter.name: str(parameter.values[0]) for parameter in spec.parameters if len(parameter.values) == 1}
     names = [*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines]
     defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
+    for name in template_names.intersection(names).difference(*map(names_in, spec.entries)):
+        if re.search(rf"(?m)^[^\S\n]*#[^\S\n]*(?:el)?if[^\n]*\b{name}\b", strip_comments(source)):
+            fault = f"{name} is no macro, as a C++ template in the kernel's files has a parameter of that name"
+            raise InputError(f"{spec.source}: {fault}, but the template tests it by #if; rename one of the two")
     depth = 0
     for match in re.finditer(_CONDITION, strip_comments(source)) if defined else ():
         if match[1] != "define":

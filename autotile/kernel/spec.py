@@ -19,7 +19,7 @@ from msgspec import structs
 from autotile.core.documents import Name
 from autotile.core.dtypes import DTYPES
 from autotile.core.forks import cached_property
-from autotile.core.model import OBJECTIVE, Config, Problem, Sizes, Value, Values, config_text
+from autotile.core.model import DTYPE_BYTES, OBJECTIVE, Config, Problem, Sizes, Value, Values, config_text
 from autotile.core.text import html_of, plural
 from autotile.errors import ConfigError, SpecError, listing
 from autotile.kernel.arguments import (
@@ -27,6 +27,7 @@ from autotile.kernel.arguments import (
     BufferArgument,
     ElementType,
     ScalarArgument,
+    StructArgument,
     TensorMapArgument,
     WorkspaceArgument,
     arguments_of_kind,
@@ -805,6 +806,19 @@ class KernelSpec:
     def shaped(self, problem: Problem, config: Values) -> Problem:
         """Return a problem with, among its sizes, the parameters that the buffers or the reference depend on."""
         return problem.at({**problem.sizes, **{name: int(config[name]) for name in self.shaping}})
+
+    @cached_property
+    def bound_scalars(self) -> tuple[ScalarArgument, ...]:
+        """The scalars whose values are expressions, and such members of structs, each as ``struct.member``."""
+        found = [scalar for scalar in self.scalars if scalar.binding is not None]
+        for struct in arguments_of_kind(self.arguments, StructArgument):
+            for _, member in struct.leaves():
+                part = DTYPES[member.dtype].component.name if member.dtype in DTYPES else member.dtype
+                for value in member.values:
+                    if isinstance(value, Expression):
+                        varies = not value.names <= {*self.sizes, DTYPE_BYTES}
+                        found.append(ScalarArgument(f"{struct.name}.{member.name}", part, value, None, None, varies))
+        return tuple(found)
 
     @property
     def has_one_launch(self) -> bool:

@@ -231,8 +231,9 @@ class Demand(msgspec.Struct, frozen=True, dict=True):
         """Name, type and value of each scalar that depends on more than the problem, and what makes that launch."""
         found = []
         for step, count in zip(self.spec.steps, self._counts, strict=True):
-            for scalar in self.spec.scalars:
-                if scalar.is_per_launch and scalar.binding is not None and scalar.name in step.arguments:
+            for scalar in self.spec.bound_scalars:
+                argument = scalar.name.partition(".")[0]  # a struct, of its members
+                if scalar.is_per_launch and scalar.binding is not None and argument in step.arguments:
                     dtype, varies = scalar.element_type(self.problem.dtype), STEP in scalar.binding.names
                     for number, runs in self._runs(count, varies=varies):
                         found.append((scalar.name, dtype, self.evaluate({STEP: number}, runs, scalar.binding), runs))
@@ -468,7 +469,7 @@ LIMITS = (
             filter(None, (bound_fault(name, value, dtype) for name, dtype, value, runs in demand.scalars if runs)), ""
         ),
         lambda spec: (*_conditions_of_steps(spec), *_of_arguments(spec)),
-        applies=lambda spec: any(scalar.is_per_launch for scalar in spec.scalars),
+        applies=lambda spec: any(scalar.is_per_launch for scalar in spec.bound_scalars),
         hint="choose smaller sizes, or declare a larger type",
     ),
     _launch_limit(
@@ -547,7 +548,7 @@ def unfit_scalar(spec: KernelSpec, dtype: str, names: Values) -> str:
     """Return why a scalar that the problem binds does not fit in its type, as one line; "" if all fit."""
     faults = (
         bound_fault(scalar.name, int(scalar.binding.value(names)), scalar.element_type(dtype))
-        for scalar in spec.scalars
+        for scalar in spec.bound_scalars
         if scalar.binding is not None and not scalar.is_per_launch
     )
     return next(filter(None, faults), "")

@@ -40,8 +40,8 @@ the operations and the registers, none of 1,276 recorded configurations was slow
 where its own was twice as long, nor any of 130 defaults at sizes of their own; at 1.5 times, 0.4 % were."""
 _LARGE_SIZE = 2**20
 """Size at which a grid shows its tile; larger than any tile."""
-_UNLIMITED_SMS = 2**40
-"""Number of SMs at which no persistent kernel limits its grid."""
+_MANY_SMS = (2**40, 2**41)
+"""Numbers of SMs at which no persistent kernel limits its grid."""
 _MIN_ITEMS = 0.5
 """Outputs per thread below which a kernel reduces its input, and a thread's work is counted in input elements."""
 
@@ -151,9 +151,13 @@ def _estimated(spec: KernelSpec, problem: Problem, device: DeviceProperties, spa
     total = [product([*step.launch.block, *step.launch.grid]).sum() for step in spec.main_steps]
     launch = spec.main_steps[int(np.argmax(total))].launch
 
+    sms = "device.sm_count"
+    own, *on_many = (product(launch.grid, {**fixed, sms: n}) for n in (device.sm_count, *_MANY_SMS))
+    strides = on_many[0] < on_many[1]  # no size limits the grid: each block takes its share of the problem
+
     def blocks_at(sizes: Sizes, rows: SearchSpace = space) -> Column:
         """Return the blocks at other sizes, on a device whose SMs limit no grid, as that of a persistent kernel."""
-        return product(launch.grid, {**fixed, "device.sm_count": _UNLIMITED_SMS, **sizes}, rows)
+        return np.where(strides, own, product(launch.grid, {**fixed, sms: _MANY_SMS[0], **sizes}, rows))
 
     def tiles_of(rows: SearchSpace) -> dict[str, Column]:
         """Return the elements of a block's tile along each size; infinite where the grid does not depend on it."""
@@ -171,7 +175,7 @@ def _estimated(spec: KernelSpec, problem: Problem, device: DeviceProperties, spa
     padding = reduce(
         np.multiply, (np.where(np.isfinite(each), np.maximum(each, 1.0), 1.0) for each in covered), np.ones(count)
     )
-    needed = reduce(np.multiply, along.values(), np.ones(count))
+    needed = np.where(strides, own, reduce(np.multiply, along.values(), np.ones(count)))
     written = [product(each.shape) for each in spec.buffers if each.is_written]
     outputs = reduce(np.add, written, np.zeros(count))
     items = outputs * padding / needed / threads

@@ -424,8 +424,8 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
         for name in step.arguments:
             argument = spec.argument(name)
             expressions += argument.expressions
-            if argument.described_buffer:
-                expressions += spec.argument(argument.described_buffer).expressions
+            for target in argument.targets:
+                expressions += spec.argument(target).expressions
         names = {name for expression in expressions for name in expression.names}
         used.append(names | set(_WORD.findall(step.entry)) | bodies[step.entry])
     tied = [spec.build.names.union(spec.shaping, outside)]

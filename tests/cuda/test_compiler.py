@@ -339,14 +339,24 @@ class TestNvcc:
             compile_cubin(replace(NVCC_JOB, entry="missing"))
 
     def test_macros_of_names_that_the_headers_of_cuda_use(self):
-        source = "__global__ void plain(int* y) { y[0] = T + value; }"
-        assert compile_cubin(replace(NVCC_JOB, source=source, options=("-DT=16", "-Dvalue"))).cubin
+        source = "namespace a { namespace { __global__ void plain(int* y) { y[0] = T + value; } } }"
+        assert compile_cubin(replace(NVCC_JOB, source=source, entry="a::plain", options=("-DT=16", "-Dvalue"))).cubin
 
     def test_the_version_is_part_of_the_key(self, monkeypatch):
         key = NVCC_JOB.key
         assert key != replace(NVCC_JOB, compiler="nvrtc").key
         monkeypatch.setattr(compiler, "nvcc_version", lambda: "99.9")
         assert NVCC_JOB.key != key
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_source_that_gives_a_parameter_another_value(compiler):
+    source = "#define TILE 4\n__global__ void plain(int* y) { y[0] = TILE; }"
+    one = replace(NVCC_JOB, source=source, options=("-DTILE=8",), compiler=compiler)
+    with pytest.raises(CompileError, match=r"x.cu(\(1\)|:1): #define TILE overrides the values of TILE; remove it"):
+        compile_cubin(one)
+    for right in (replace(one, may_redefine=True), replace(one, options=("-DTILE=4",))):
+        assert compile_cubin(right).cubin
 
 
 @pytest.mark.usefixtures("forget")

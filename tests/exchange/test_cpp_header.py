@@ -20,6 +20,7 @@ from autotile.core.model import Config, Measurement, Resources, config_key
 from autotile.cuda.headers import toolkit_headers
 from autotile.database.keys import key_of
 from autotile.database.winners import StoredRule, Winner
+from autotile.errors import InputError
 from autotile.exchange.bundle import BundledCubin
 from autotile.exchange.cpp_header import literal, to_cpp, write_header
 from autotile.families.family import Extent, Family, FamilyRule, RuleConfig, RulePoint, Split
@@ -53,7 +54,7 @@ EXPRESSIONS = [
     "not A < B and (P or C > 3)",
     "P + P * 2 + (A > B)",
     "A if P else B if A > B else C",
-    "(A if P else B) * 2",
+    "(A if P else B) * 2 + (8 if P else 4) // (2 if A > 1 else 1)",
     "L == 'row' and A > 1",
     "L in ('row', 'column')",
     'L != "column"',
@@ -67,7 +68,7 @@ EXPRESSIONS = [
     "(P & (A > 2)) + (P | False)",
     "abs(B - A) * gcd(A, B, 12) + lcm(A, B)",
     "ceil_log2(A) + is_power_of_two(A)",
-    "floor(A / B) + ceil(A / B) * 100 + round(A / 2) + int(-A / 3)",
+    "floor(A / B) + ceil(A / B) * 100 + round(A / 2) + int(-A / 3) + floor(B) + ceil(C) + int(A) - round(A)",
     "A / B > 0.75 and A * 0.5 < C",
     "floor(A * 1.5 // (C - 0.5) * 1000 + -A % 2.5)",
     "floor(1000 * (sqrt(A) + log2(B) + X ** 2 + min(X, A) + max(B, 1.5) + abs(-X) + exp(-X) - log(C)))",
@@ -239,6 +240,22 @@ def test_flags_workspaces_and_tensor_maps(tmp_path):
     assert run(compile_program(source_of("everything"), tmp_path)) == ["1.cubin 16256 3 8192", "1 1 1 0 1"]
     launching = '#include "everything.hpp"\nvoid go(autotile::every_thing_bfloat16::Kernel& k) { k.launch({}, {}); }\n'
     compile_program(launching, tmp_path, "-c")
+
+
+@needs_compiler
+def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
+    spec = parse_spec(text := space_text("launching"), "launching.toml")
+    cubins = [BundledCubin("sm_90a", "float32", {"symbol": 1}, spec.default, RESOURCES, "0.cubin")]
+    (tmp_path / "launching.hpp").write_text(write_header(spec, "float32", [], cubins, stem="launching"))
+    assert run(compile_program(source_of("launching"), tmp_path)) == [
+        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 cluster 2 C 18 B 17 n 511 per 132",
+        "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 C 18 B 17 n 511 per 132",
+        "513 64 1 512 64 4 1026 1 1 launching: too much data for the variable d_w",
+        "1010",
+    ]
+    converted = parse_spec(text.replace("int16", "bfloat16"), "x")
+    with pytest.raises(InputError, match=r"cannot convert p\.n, an expression, to bfloat16; declare it as float32"):
+        write_header(converted, "float32", [], cubins, stem="x")
 
 
 @needs_compiler

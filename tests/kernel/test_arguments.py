@@ -174,6 +174,12 @@ class TestStructs:
         one, two = (f'p = {{ struct = {{ n = {{ scalar = "int32", value = {n} }} }} }}' for n in (1, 2))
         assert space_hash(copy_spec(one)) != space_hash(copy_spec(two))
 
+    @pytest.mark.parametrize(("value", "said"), [("N * N", "p.n is 16777216"), ("512 * BLOCK", "p.n is 32768")])
+    def test_a_member_that_does_not_fit_in_its_type_is_refused_before_compiling(self, value, said):
+        member = f'{{ scalar = "short2", value = [1, "{value}"] }}'
+        spec = copy_spec(f"p = {{ struct = {{ inner = {{ struct = {{ n = {member} }} }} }} }}")
+        assert check_config(spec, spec.default, spec.at(), H200).endswith(f"scalar {said}, which does not fit in int16")
+
 
 class TestTextures:
     IMAGE = 'image = { buffer = "uchar4", shape = [16, "N"], access = "in", pass = false }'

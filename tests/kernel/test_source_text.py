@@ -133,12 +133,14 @@ OVERRIDING = (
     "#ifdef X\n#endif\n#define THREADS 128",
     "#define THREADS(x) x",
 )
+TILE = "template <int WORK> struct Tile {};\n"
 HARMLESS = (
     "#ifndef THREADS\n#define THREADS 128\n#endif",
     "#if !defined(THREADS)\n#  define THREADS 128\n#endif",
     "// #define THREADS 128",
     "/*\n#define THREADS 128\n*/",
     "#define THREADS_Y 128\n#define N_THREADS (2 * THREADS)",
+    "template <int N> struct Tile {};\n#if WORK > 1 && N_WORK\n#endif",
 )
 
 
@@ -149,14 +151,16 @@ HARMLESS = (
         *((lines, "[1, 2, 4]", "") for lines in HARMLESS),
         ("#define WORK 1", "[1, 2, 4]", "#define WORK in the"),
         ("#define WORK 1", "[1]", ""),  # its only value once more
+        (f"{TILE}#ifndef WORK\n#endif", "[1, 2, 4]", "WORK is no macro"),
+        (f"{TILE}#if 0\n#elif WORK > 2\n#endif", "[1, 2, 4]", "WORK is no macro"),
     ],
 )
 def test_a_parameter_that_the_template_defines(scale_toml, lines, works, said):
     template = scale_toml.with_suffix(".cu")
     template.write_text(f"{lines}\n{template.read_text()}")
     scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", f"WORK = {works}"))
-    overrides = r" template overrides .* of (\w+); .* between #ifndef \1"
-    with pytest.raises(InputError, match=said + overrides) if said else nullcontext():
+    overrides = r" template overrides .* of (\w+); .* between #ifndef \2|, .* tests it by #if; rename"
+    with pytest.raises(InputError, match=f"{said}({overrides})") if said else nullcontext():
         assert load_kernel(scale_toml).name == "scale"
 
 

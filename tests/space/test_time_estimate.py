@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from spec_samples import SGEMM
+from spec_samples import SGEMM, make_spec
 
 from autotile.core.device import device_profile, profile_names
 from autotile.core.model import Value
@@ -93,6 +93,9 @@ def test_a_split_fills_an_idle_device_and_a_persistent_kernel_has_the_blocks_of_
     spec = load_kernel("gemm_wgmma").spec
     found = estimate(spec, table(spec, dict(spec.default), {**spec.default, "GROUP": 4}, {**spec.default, "BN": 128}))
     assert found.blocks.tolist() == [512, 512, 1024]
+    strides = make_spec({"WAVES": [1, 4]}, launch={"grid": ["WAVES * (device.sm_count // 2)"]}, sizes={"N": 2**20})
+    found = estimate(strides, table(strides, {"WAVES": 1}, {"WAVES": 4}))
+    assert (found.blocks.tolist(), found.time_us.max() < 100.0) == ([66, 264], True)
 
 
 @settings(max_examples=40)
