@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace autotile::@@namespace@@ {
@@ -180,7 +181,7 @@ constexpr bool is_power_of_two(std::int64_t a) { return a > 0 && (a & (a - 1)) =
 /// Returns whether a type has a value.
 template <typename T>
 constexpr bool holds(std::int64_t value) {
-    return static_cast<std::int64_t>(static_cast<T>(value)) == value;
+    return static_cast<std::int64_t>(static_cast<T>(value)) == value && (value >= 0 || std::is_signed<T>::value);
 }
 constexpr std::int64_t abs(std::int64_t a) { return a < 0 ? -a : a; }
 constexpr std::int64_t min(std::int64_t a, std::int64_t b) { return b < a ? b : a; }
