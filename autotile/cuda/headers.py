@@ -301,7 +301,7 @@ def check_macros(log: str, job: CompileJob) -> None:
     """Raise `CompileError` if the compiler warns that the source, or a header, gives a macro of a job another value."""
     for place, name in _REDEFINED.findall(log):
         if name in _macros(job) and not job.may_redefine:
-            cure = f"remove it, or put it between #ifndef {name} and #endif"
+            cure = f"remove it, put it between #ifndef {name} and #endif, or rename {name} in the search-space file"
             raise CompileError(f"{place}: #define {name} overrides the values of {name}; {cure}", log)
 
 
