@@ -116,7 +116,7 @@ def compile_job(
         "include_folders": tuple(map(str, kernel.include_folders)),
         "compiler": build.compiler,
         "headers": kernel.headers,
-        "may_redefine": may_redefine,
+        "may_redefine": may_redefine or kernel.variant is not None,  # whose options are not of the parameters
     }
     if kernel.variant is not None:
         source, options = kernel.variant(config)

@@ -294,7 +294,7 @@ def compile_error(log: str, job: CompileJob) -> CompileError:
 
 
 def _macros(job: CompileJob) -> dict[str, str]:
-    return dict(option[2:].split("=", 1) for option in job.options if option.startswith("-D"))
+    return dict(option[2:].partition("=")[::2] for option in job.options if option.startswith("-D"))
 
 
 def check_macros(log: str, job: CompileJob) -> None:

@@ -352,7 +352,7 @@ class TestNvcc:
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_source_that_gives_a_parameter_another_value(compiler):
     source = "#define TILE 4\n__global__ void plain(int* y) { y[0] = TILE; }"
-    one = replace(NVCC_JOB, source=source, options=("-DTILE=8",), compiler=compiler)
+    one = replace(NVCC_JOB, source=source, options=("-DTILE=8", "-DFLAG"), compiler=compiler)
     with pytest.raises(CompileError, match=r"x.cu(\(1\)|:1): #define TILE overrides the values of TILE; remove it"):
         compile_cubin(one)
     for right in (replace(one, may_redefine=True), replace(one, options=("-DTILE=4",))):
