@@ -164,8 +164,8 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     """Return a kernel of a parsed search space, and of the template at a path unless its text is given.
 
     Relative include folders are below ``folder``; None for the template's. Raise `SpecError` if an include folder does
-    not exist; `InputError` if the template, or a file that it includes, cannot be read, or tests a parameter that is no
-    macro since a C++ template has one of its name.
+    not exist; `InputError` if the template, or a file that it includes, cannot be read or tests a parameter that is no
+    macro.
     """
     if source is None:
         source = read_text(template, "template")
@@ -181,8 +181,8 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     named = frozenset().union(*map(names_in, spec.entries))
     texts = _macro_texts(spec)
     own = OwnSources(template, source, folders, named, texts)
-    macros = {*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines} - named
-    for name in macros & own.template_names & own.tested_names:
+    tested = own.template_names & own.tested_names - named
+    for name in tested.intersection([*spec.default, *spec.flags, *spec.build.defines]):
         fault = f"{name} is no macro, as a C++ template in the kernel's files has a parameter of that name"
         raise InputError(f"{spec.source}: {fault}, but they test it by #if; rename one of the two")
     digest = own.digest

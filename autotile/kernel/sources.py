@@ -768,13 +768,12 @@ def _too_large(folder: Path, limit: str) -> InputError:
 def check_source(spec: KernelSpec, source: str) -> None:
     """Raise if a template defines a parameter itself, or lacks a ``__constant__`` variable."""
     only = {parameter.name: str(parameter.values[0]) for parameter in spec.parameters if len(parameter.values) == 1}
-    names = [*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines]
-    defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
+    names = [*spec.default, *spec.flags, *spec.build.defines]
     depth = 0
-    for match in re.finditer(_CONDITION, strip_comments(source)) if defined else ():
+    for match in re.finditer(_CONDITION, strip_comments(source)):
         if match[1] != "define":
             depth += 1 if match[1] == "if" else -1
-        elif depth == 0 and match[2] in defined and only.get(match[2]) != match[3].strip():  # the same has no effect
+        elif depth == 0 and match[2] in names and only.get(match[2]) != match[3].strip():  # the same has no effect
             fault = f"#define {match[2]} in the template overrides the values of {match[2]}"
             raise InputError(f"{spec.source}: {fault}; remove it, or put it between #ifndef {match[2]} and #endif")
     for buffer in spec.buffers:
