@@ -623,7 +623,7 @@ class TuningSession(Result):
         if os.getpid() != self._process:  # whose trials the parent would miss, and whose answers it would read
             raise InputError("the session is of the process that forked this one; use it there, or open another one")
         with self._lock:
-            if not self._is_open and not (finishes and self.result):
+            if not (self._is_open or (finishes and self.result)):
                 raise InputError("the session is closed; open another with autotile.session")
             yield
 

@@ -368,7 +368,7 @@ def file_signature(location: str) -> tuple[tuple[int, int, int], ...] | None:
     """
     if looks_like_url(location):
         return None
-    states = [(0, 0, 0), (0, 0, 0)]
+    states = [(0, 0, 0)] * 2
     with suppress(InputError):
         file = os.path.realpath(expand_path(location, "a database"))  # beside which SQLite's log is
         for number, name in enumerate((file, f"{file}-wal")):

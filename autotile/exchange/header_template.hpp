@@ -190,7 +190,7 @@ constexpr std::int64_t gcd(std::int64_t a, std::int64_t b) { return std::gcd(a, 
 constexpr std::int64_t floor(std::int64_t a) { return a; }
 constexpr std::int64_t ceil(std::int64_t a) { return a; }
 constexpr std::int64_t round(std::int64_t a) { return a; }
-constexpr std::int64_t truncate(std::int64_t a) { return a; }
+constexpr std::int64_t trunc(std::int64_t a) { return a; }
 constexpr std::int64_t lcm(std::int64_t a, std::int64_t b) { return std::lcm(a, b); }
 
 namespace real {
@@ -211,7 +211,7 @@ inline double exp(double a) { return std::exp(a); }
 inline std::int64_t floor(double a) { return static_cast<std::int64_t>(std::floor(a)); }
 inline std::int64_t ceil(double a) { return static_cast<std::int64_t>(std::ceil(a)); }
 inline std::int64_t round(double a) { return static_cast<std::int64_t>(std::nearbyint(a)); }
-inline std::int64_t truncate(double a) { return static_cast<std::int64_t>(a); }
+inline std::int64_t trunc(double a) { return static_cast<std::int64_t>(a); }
 
 }  // namespace real
 

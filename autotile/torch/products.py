@@ -468,8 +468,7 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
         and dtype == weight.dtype
         and input.get_device() == weight.get_device()
         and len(shape) == 2
-        and input.shape
-        and input.shape[-1] == shape[1]
+        and input.shape[-1:] == shape[1:]
         and input.numel() > 0
         and shape[0] > 0
         and input.is_contiguous()
