@@ -535,7 +535,7 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
                 check=False,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                env=worker_environment(),
+                env={**worker_environment(), "LC_ALL": "C"},  # g++ says in English what is looked for in the log
             )
         except OSError as error:
             raise ToolchainError(f"{arguments[0]} cannot be run: {error}") from None

@@ -391,8 +391,9 @@ END""",
         assert "-arch=sm_90" in arguments
 
     def test_what_nvcc_says_and_that_there_is_none(self, tmp_path, monkeypatch):
-        self.place(tmp_path, monkeypatch, "echo 'x.cu(3): error: no such thing' >&2; exit 2")
-        with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing"):
+        monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+        self.place(tmp_path, monkeypatch, 'echo "x.cu(3): error: no such thing in $LC_ALL" >&2; exit 2')
+        with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing in C$"):
             compile_cubin(NVCC_JOB)
         with pytest.raises(ToolchainError, match="--version fails"):
             toolchain.nvcc_version()
