@@ -427,8 +427,8 @@ features."""
 def _gains_by_padding(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether rows of an odd length keep a product of a graph from the tensor cores' fast kernels, and its size pays.
 
-    A number of rows that is a symbol never does. A bias that is broadcast, and factors that do not match, are left to
-    PyTorch, whose errors state the sizes.
+    A number of rows that is a symbol does only if its least value is known to. A bias that is broadcast, and factors
+    that do not match, are left to PyTorch, whose errors state the sizes.
     """
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
