@@ -463,9 +463,8 @@ def _export_trials(
         current = [study for study in matching if study.key.version == version]
         chosen = current or [study for study in matching if study.key.template_hash] or matching  # the last: imported
         study = max(chosen, key=lambda study: (study.last_at is not None, study.last_at, study.study_id))
-        names = {parameter.name for parameter in kernel.spec.parameters}
         standing = standing_trials(opened.stored_trials(study.study_id))
-    trials = [one for one in standing if one.trial.config.keys() == names]
+    trials = [one for one in standing if one.trial.config.keys() == kernel.spec.default.keys()]
     parameters = tuple(  # with the values that were tried when the file listed them
         each._replace(values=tuple(dict.fromkeys([*each.values, *(one.trial.config[each.name] for one in trials)])))
         for each in kernel.spec.parameters

@@ -207,12 +207,11 @@ def complete_config(spec: KernelSpec, given: Mapping[str, Any]) -> Config:
 
     It is a `ConfigError` if a name is not a parameter, or a value has another type than the parameter.
     """
-    parameters = [parameter.name for parameter in spec.parameters]
     for name in given:
-        if name not in parameters:
+        if name not in spec.default:
             raise ConfigError(
-                f"{name!r} is not a parameter of {spec.name}{nearest(name, parameters)} (parameters: "
-                f"{', '.join(parameters)})"
+                f"{name!r} is not a parameter of {spec.name}{nearest(name, spec.default)} (parameters: "
+                f"{', '.join(spec.default)})"
             )
     return split_assignments(spec, given)[0]
 

@@ -243,7 +243,7 @@ class TunableKernel(Result):
             "inspection": comparison_of(spec, verify, private_folder()) if verify is not None else None,
         }
         self._kernel = replace(make_kernel(spec, template, described.source), **self._functions)
-        check_source(spec, self._kernel.source, self._kernel.template_names)
+        check_source(spec, self._kernel.source)
 
     def _parse(self) -> KernelSpec:
         return parse_spec(

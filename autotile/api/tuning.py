@@ -592,9 +592,10 @@ class TuningSession(Result):
             As from `autotile.tune`. A second call returns the same.
         """
         if self.result is None:
-            with self._turn(), forgetting_served(), self._resources:
-                self._is_open = False
-                self.result = self._session.finish()
+            with self._turn(finishes=True), forgetting_served(), self._resources:
+                if self.result is None:  # nor has another thread finished it meanwhile
+                    self._is_open = False
+                    self.result = self._session.finish()
         return self.result
 
     def close(self) -> None:
@@ -617,12 +618,12 @@ class TuningSession(Result):
             self.close()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, *, finishes: bool = False) -> Iterator[None]:
         """Use the session, which one thread does at a time."""
         if os.getpid() != self._process:  # whose trials the parent would miss, and whose answers it would read
             raise InputError("the session is of the process that forked this one; use it there, or open another one")
         with self._lock:
-            if not self._is_open:
+            if not (self._is_open or (finishes and self.result)):
                 raise InputError("the session is closed; open another with autotile.session")
             yield
 

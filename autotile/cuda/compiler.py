@@ -116,7 +116,7 @@ def compile_job(
         "include_folders": tuple(map(str, kernel.include_folders)),
         "compiler": build.compiler,
         "headers": kernel.headers,
-        "may_redefine": may_redefine,
+        "may_redefine": may_redefine or kernel.variant is not None,  # whose options are not of the parameters
     }
     if kernel.variant is not None:
         source, options = kernel.variant(config)
@@ -535,7 +535,7 @@ def _compile_with_nvcc(job: CompileJob) -> Compilation:
                 check=False,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                env=worker_environment(),
+                env={**worker_environment(), "LC_ALL": "C"},  # g++ says in English what is looked for in the log
             )
         except OSError as error:
             raise ToolchainError(f"{arguments[0]} cannot be run: {error}") from None

@@ -180,9 +180,8 @@ def launch_key(spec: KernelSpec, config: Config, plan: LaunchPlan) -> Hashable:
 
     Two configurations of one launch may share an error, such as a loop that ends too early.
     """
-    parameters = {parameter.name for parameter in spec.parameters}
     extents = [extent for step in spec.steps for extent in (*step.launch.block, *step.launch.grid)]
-    if not any(extent.names & parameters for extent in extents):
+    if all(extent.names.isdisjoint(spec.default) for extent in extents):
         return config_key(config)
     return tuple((launch.step, launch.geometry.grid, launch.geometry.block) for launch in plan.launches)
 

@@ -294,14 +294,14 @@ def compile_error(log: str, job: CompileJob) -> CompileError:
 
 
 def _macros(job: CompileJob) -> dict[str, str]:
-    return dict(option[2:].split("=", 1) for option in job.options if option.startswith("-D"))
+    return dict(option[2:].partition("=")[::2] for option in job.options if option.startswith("-D"))
 
 
 def check_macros(log: str, job: CompileJob) -> None:
     """Raise `CompileError` if the compiler warns that the source, or a header, gives a macro of a job another value."""
     for place, name in _REDEFINED.findall(log):
         if name in _macros(job) and not job.may_redefine:
-            cure = f"remove it, or put it between #ifndef {name} and #endif"
+            cure = f"remove it, put it between #ifndef {name} and #endif, or rename {name} in the search-space file"
             raise CompileError(f"{place}: #define {name} overrides the values of {name}; {cure}", log)
 
 

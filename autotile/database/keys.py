@@ -187,7 +187,7 @@ def space_hash(spec: KernelSpec) -> str:
         "options": list(spec.options),
         **spec.build.meaning(),
         "sizes": sorted(spec.sizes),
-        "parameters": sorted(parameter.name for parameter in spec.parameters),
+        "parameters": sorted(spec.default),
         **launches,
         "arguments": [argument.meaning() for argument in spec.arguments],
         **spec.reference.meaning(),

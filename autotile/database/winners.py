@@ -11,7 +11,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -368,14 +368,13 @@ def file_signature(location: str) -> tuple[tuple[int, int, int], ...] | None:
     """
     if looks_like_url(location):
         return None
-    states = []
-    for suffix in ("", "-wal"):
-        try:
-            file = os.path.realpath(expand_path(location, "a database"))  # beside which SQLite's log is
-            state = os.stat(f"{file}{suffix}")  # noqa: PTH116
-        except (OSError, InputError):
-            state = None
-        states.append((state.st_ino, state.st_size, state.st_mtime_ns) if state and state.st_size else (0, 0, 0))
+    states = [(0, 0, 0)] * 2
+    with suppress(InputError):
+        file = os.path.realpath(expand_path(location, "a database"))  # beside which SQLite's log is
+        for number, name in enumerate((file, f"{file}-wal")):
+            with suppress(OSError):
+                if (state := os.stat(name)).st_size:  # noqa: PTH116
+                    states[number] = (state.st_ino, state.st_size, state.st_mtime_ns)
     return tuple(states)
 
 

@@ -81,10 +81,7 @@ def _constant(value: Number, name: str) -> str:
 _INFIX = ("+", "-", "*", "&", "|", "^", "/")
 """Operators of both languages."""
 
-_CALLS = {
-    **{"//": "floor_div", "%": "floor_mod", "**": "power", "<<": "shift_left", ">>": "shift_right"},
-    "int": "truncate",
-}
+_CALLS = {"int": "trunc", "//": "floor_div", "%": "floor_mod", "**": "power", "<<": "shift_left", ">>": "shift_right"}
 """Functions of the header, of whole and of real numbers, that do not have the name of the operation."""
 
 

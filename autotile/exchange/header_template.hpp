@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace autotile::@@namespace@@ {
@@ -180,7 +181,7 @@ constexpr bool is_power_of_two(std::int64_t a) { return a > 0 && (a & (a - 1)) =
 /// Returns whether a type has a value.
 template <typename T>
 constexpr bool holds(std::int64_t value) {
-    return static_cast<std::int64_t>(static_cast<T>(value)) == value;
+    return static_cast<std::int64_t>(static_cast<T>(value)) == value && (value >= 0 || std::is_signed<T>::value);
 }
 constexpr std::int64_t abs(std::int64_t a) { return a < 0 ? -a : a; }
 constexpr std::int64_t min(std::int64_t a, std::int64_t b) { return b < a ? b : a; }
@@ -189,7 +190,7 @@ constexpr std::int64_t gcd(std::int64_t a, std::int64_t b) { return std::gcd(a, 
 constexpr std::int64_t floor(std::int64_t a) { return a; }
 constexpr std::int64_t ceil(std::int64_t a) { return a; }
 constexpr std::int64_t round(std::int64_t a) { return a; }
-constexpr std::int64_t truncate(std::int64_t a) { return a; }
+constexpr std::int64_t trunc(std::int64_t a) { return a; }
 constexpr std::int64_t lcm(std::int64_t a, std::int64_t b) { return std::lcm(a, b); }
 
 namespace real {
@@ -210,7 +211,7 @@ inline double exp(double a) { return std::exp(a); }
 inline std::int64_t floor(double a) { return static_cast<std::int64_t>(std::floor(a)); }
 inline std::int64_t ceil(double a) { return static_cast<std::int64_t>(std::ceil(a)); }
 inline std::int64_t round(double a) { return static_cast<std::int64_t>(std::nearbyint(a)); }
-inline std::int64_t truncate(double a) { return static_cast<std::int64_t>(a); }
+inline std::int64_t trunc(double a) { return static_cast<std::int64_t>(a); }
 
 }  // namespace real
 

@@ -355,7 +355,6 @@ def _trial(label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ..
             raise DataError(f"the entry {label!r:.80} lacks a listed value of {parameter.name!r}")
     config = {parameter.name: entry[parameter.name] for parameter in parameters}
     own = {*config, *_OWN_ENTRIES, *_BOUNDS}
-    extra = {name: value for name, value in entry.items() if name not in own}
     # Old files have the mark in place of a time.
     failure = _INVALID.get(str(entry.get("__error__"))) or next(
         (_FAILURES[value] for value in entry.values() if isinstance(value, str) and value in _FAILURES), None
@@ -368,15 +367,16 @@ def _trial(label: str, entry: Mapping[str, Any], parameters: tuple[Parameter, ..
         "stage": stage,
         "source": "replayed",
         "seconds": {stage: entry[name] / 1e3 for stage, name in STAGES.items() if _is_number(entry.get(name))},
-        "telemetry": {name: value for name, value in extra.items() if _is_number(value) or isinstance(value, str)},
+        "telemetry": {k: v for k, v in entry.items() if k not in own and (_is_number(v) or isinstance(v, str))},
     }
     try:
         if failure is None:
             found = convert(entry, MeasuredEntry)
-            low, high = (entry.get(name) for name in _BOUNDS)
+            low, high = map(entry.get, _BOUNDS)
             if not (_is_number(low) and _is_number(high) and 0 < low <= found.time <= high):
                 # The range of the runs, which for 6 or more holds the median with over 95 %, with the time.
-                low, high = min([found.time, *found.times]), max([found.time, *found.times])
+                runs = [found.time, *found.times]
+                low, high = min(runs), max(runs)
             trial["measurement"] = {
                 "time_us": 1e3 * found.time,
                 "low_us": 1e3 * low,

@@ -146,7 +146,7 @@ def load_kernel(name: KernelName, folders: Sequence[Path] | None = None) -> Kern
         paths = " nor ".join(map(str, candidates))
         raise SpecError(f"there is no template {paths}", source=spec.source, key="kernel.template")
     kernel = make_kernel(spec, template, folder=path.parent)
-    check_source(spec, kernel.source, kernel.template_names)
+    check_source(spec, kernel.source)
     if last is not None and last == kernel:
         return last
     _read[path] = kernel
@@ -163,8 +163,8 @@ def held_kernel(name: KernelName) -> Kernel | None:
 def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, folder: Path | None = None) -> Kernel:
     """Return a kernel of a parsed search space, and of the template at a path unless its text is given.
 
-    Relative include folders are below ``folder``; None for the template's. Raise `SpecError` if an include folder does
-    not exist; `InputError` if the template, or a file that it includes, cannot be read.
+    Relative include folders are below ``folder``; None for the template's. Raise `SpecError` if one does not exist;
+    `InputError` if the template, or a file that it includes, cannot be read, or tests a parameter that is no macro.
     """
     if source is None:
         source = read_text(template, "template")
@@ -180,18 +180,16 @@ def make_kernel(spec: KernelSpec, template: Path, source: str | None = None, *, 
     named = frozenset().union(*map(names_in, spec.entries))
     texts = _macro_texts(spec)
     own = OwnSources(template, source, folders, named, texts)
+    for name in {*spec.default, *spec.flags, *spec.build.defines} & own.template_names & own.tested_names - named:
+        fault = f"{name} is no macro, as a C++ template in the kernel's files has a parameter of that name"
+        raise InputError(f"{spec.source}: {fault}, but they test it by #if; rename one of the two")
     digest = own.digest
     if (other := _reference_template(spec, template)) is not None:
         further = OwnSources(other, read_text(other, "template"), folders, macro_texts=texts).digest
         digest = hashlib.sha256((digest + further).encode()).hexdigest()
+    names = own.template_names | (named - own.used_names)
     return Kernel(
-        spec,
-        source,
-        template,
-        digest,
-        include_folders=tuple(folders),
-        headers=own.headers,
-        template_names=own.template_names | (named - own.used_names),
+        spec, source, template, digest, include_folders=tuple(folders), headers=own.headers, template_names=names
     )
 
 

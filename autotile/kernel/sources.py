@@ -344,6 +344,7 @@ _INCLUDE = rb'(?m)^[^\S\n]*#[^\S\n]*include(?:_next)?[^\S\n]*["<]([^">\n]+)[">]'
 _INCLUDE_WORD = rb"(\binclude(?:_next)?\b|\bimport\b|\bembed\b)|__has_(?:include|embed)|%:|\?\?[=/]"
 """Whatever may belong to the name of a file, in a text without line continuations."""
 _RARE_MARKS = (b"%:", b"??", b"import", b"embed")
+_TEST = r"(?m)^[^\S\n]*#[^\S\n]*(?:el)?if([^\n]*)"
 _CONDITION = r"(?m)^[^\S\n]*#[^\S\n]*(if|endif|define)(?:\w*[^\S\n]+(\w+))?([^\n]*)"
 
 _MAX_FILE_BYTES = 16 << 20
@@ -417,15 +418,18 @@ def sources_with_options(
 
 
 @lru_cache(maxsize=64)  # a kernel's files are read at each of its calls
-def _scanned(text: str) -> tuple[str, str, frozenset[str]]:
-    """Return the code that stands for a file, its spliced lines without comments, and its template parameters."""
+def _scanned(text: str) -> tuple[str, str, frozenset[str], frozenset[str]]:
+    """Return the code that stands for a file, its spliced lines without comments, and names in them.
+
+    These are of template parameters, and what is tested by ``#if``.
+    """
     stripped = strip_comments(text)
     code = normalize(stripped)
     if has_trigraphs(text):
         code = text
         stripped += "\n" + strip_comments(text.replace("??=", "#").replace("??/", "\\"))
     spliced = stripped.replace(SPLICE, "")
-    return code, spliced, template_names(spliced)
+    return code, spliced, template_names(spliced), frozenset(re.findall(r"\w+", " ".join(re.findall(_TEST, spliced))))
 
 
 class OwnSources:
@@ -464,6 +468,8 @@ class OwnSources:
         self._names = names
         self.template_names: frozenset[str] = frozenset()
         """Names of the template parameters that they declare, without those in folders of further headers."""
+        self.tested_names: frozenset[str] = frozenset()
+        """Words in their conditions of the preprocessor."""
         self.used_names: frozenset[str] = frozenset()
         """Those of ``names`` that are identifiers in them."""
         self.included: set[Path] = set()
@@ -496,10 +502,11 @@ class OwnSources:
                 self._read_headers.append(path)
             else:
                 path, label, text = self._waiting.pop()
-                code, spliced, declared = _scanned(text)
+                code, spliced, declared, tested = _scanned(text)
                 self._digest.update(f"{label}\0{len(code)}\0{code}".encode(errors="surrogateescape"))
                 self._read.append((path, spliced))
                 self.template_names |= declared
+                self.tested_names |= tested
                 if self._names:
                     self.used_names |= self._names.intersection(re.findall(r"\w+", spliced))
                 names, embedded = included_names(spliced), embedded_names(spliced)
@@ -758,25 +765,15 @@ def _too_large(folder: Path, limit: str) -> InputError:
     )
 
 
-def check_source(spec: KernelSpec, source: str, template_names: frozenset[str] = frozenset()) -> None:
-    """Raise if a template defines a parameter itself, or lacks a ``__constant__`` variable.
-
-    Raise also if it tests a parameter that is no macro, as it is among `OwnSources.template_names`, nor in an entry.
-    """
-    from autotile.kernel.spec import names_in  # imports NumPy, which compile workers do without
-
+def check_source(spec: KernelSpec, source: str) -> None:
+    """Raise if a template defines a parameter itself, or lacks a ``__constant__`` variable."""
     only = {parameter.name: str(parameter.values[0]) for parameter in spec.parameters if len(parameter.values) == 1}
-    names = [*(parameter.name for parameter in spec.parameters), *spec.flags, *spec.build.defines]
-    defined = {name for name in names if re.search(rf"#\s*define\s+{name}\b", source)}
-    for name in template_names.intersection(names).difference(*map(names_in, spec.entries)):
-        if re.search(rf"(?m)^[^\S\n]*#[^\S\n]*(?:el)?if[^\n]*\b{name}\b", strip_comments(source)):
-            fault = f"{name} is no macro, as a C++ template in the kernel's files has a parameter of that name"
-            raise InputError(f"{spec.source}: {fault}, but the template tests it by #if; rename one of the two")
+    names = [*spec.default, *spec.flags, *spec.build.defines]
     depth = 0
-    for match in re.finditer(_CONDITION, strip_comments(source)) if defined else ():
+    for match in re.finditer(_CONDITION, strip_comments(source)):
         if match[1] != "define":
             depth += 1 if match[1] == "if" else -1
-        elif depth == 0 and match[2] in defined and only.get(match[2]) != match[3].strip():  # the same has no effect
+        elif depth == 0 and match[2] in names and only.get(match[2]) != match[3].strip():  # the same has no effect
             fault = f"#define {match[2]} in the template overrides the values of {match[2]}"
             raise InputError(f"{spec.source}: {fault}; remove it, or put it between #ifndef {match[2]} and #endif")
     for buffer in spec.buffers:

@@ -152,8 +152,8 @@ def _estimated(spec: KernelSpec, problem: Problem, device: DeviceProperties, spa
     launch = spec.main_steps[int(np.argmax(total))].launch
 
     sms = "device.sm_count"
-    own, *on_many = (product(launch.grid, {**fixed, sms: n}) for n in (device.sm_count, *_MANY_SMS))
-    strides = on_many[0] < on_many[1]  # no size limits the grid: each block takes its share of the problem
+    own, large, larger = (product(launch.grid, {**fixed, sms: n}) for n in (device.sm_count, *_MANY_SMS))
+    strides = large < larger  # no size limits the grid: each block takes its share of the problem
 
     def blocks_at(sizes: Sizes, rows: SearchSpace = space) -> Column:
         """Return the blocks at other sizes, on a device whose SMs limit no grid, as that of a persistent kernel."""

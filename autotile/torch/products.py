@@ -399,7 +399,7 @@ def _known_linear(
     if _is_compiling():
         is_exported = _join_traced()
         is_recorded = _is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-        is_padded = input.is_cuda and not (is_recorded or is_exported) and _gains_by_padding(input, weight)
+        is_padded = input.is_cuda and not (is_recorded or is_exported) and _gains_by_padding(input, weight, bias)
         return _padded_linear(input, weight, bias) if is_padded else _torch_linear(input, weight, bias)
     now = EPOCH.now
     try:
@@ -424,10 +424,11 @@ with fewer, copies take most of the time. Measured in bfloat16 on an H200 with 7
 features."""
 
 
-def _gains_by_padding(input: Tensor, weight: Tensor) -> bool:
+def _gains_by_padding(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether rows of an odd length keep a product of a graph from the tensor cores' fast kernels, and its size pays.
 
-    A number of rows that is a symbol never does.
+    A number of rows that is a symbol does only if its least value is known to. A bias that is broadcast, and factors
+    that do not match, are left to PyTorch, whose errors state the sizes.
     """
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -436,7 +437,8 @@ def _gains_by_padding(input: Tensor, weight: Tensor) -> bool:
         return False
     n, k = weight.shape
     is_odd = bool((n | k) * weight.itemsize % VECTOR_BYTES)
-    return is_odd and min(n, k) >= _LEAST_PADDED and statically_known_true(input.numel() >= _LEAST_PADDED * k)
+    is_large = min(n, k) >= _LEAST_PADDED and statically_known_true(input.numel() >= _LEAST_PADDED * k)
+    return is_odd and is_large and input.shape[-1] == k and (bias is None or bias.shape == weight.shape[:1])
 
 
 def _padded_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -466,8 +468,7 @@ def _decided_linear(input: Tensor, weight: Tensor, bias: Tensor | None, emulate:
         and dtype == weight.dtype
         and input.get_device() == weight.get_device()
         and len(shape) == 2
-        and input.shape
-        and input.shape[-1] == shape[1]
+        and input.shape[-1:] == shape[1:]
         and input.numel() > 0
         and shape[0] > 0
         and input.is_contiguous()

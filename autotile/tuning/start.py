@@ -415,7 +415,7 @@ def independent_groups(kernel: Kernel) -> list[StepGroup]:
     for start, end in sorted({*spans.values()}, reverse=True):
         rest = f"{rest[:start]} {rest[end:]}"
     outside = set(_WORD.findall(rest))
-    parameters = {parameter.name for parameter in spec.parameters}
+    parameters = set(spec.default)
     used = []  # the names that each step depends on: those of its launch, and of its code
     for step in spec.steps:
         launch = step.launch

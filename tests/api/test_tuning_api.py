@@ -350,7 +350,8 @@ class TestSession:
         configs = [{"THREADS": threads, "WORK": work} for threads in THREADS for work in (1, 2, 4)]
         with autotile.session(scale_toml, n=N, options=options) as session, ThreadPoolExecutor(6) as threads:
             found = list(threads.map(session.evaluate, configs))
-        assert [dict(trial.config) for (trial,) in found] == configs
+            results = set(threads.map(lambda _: session.finish().winner.config["WORK"], range(6)))
+        assert ([dict(trial.config) for (trial,) in found], results) == (configs, {4})
         assert (len(stored("search")), session.result.winner.config) == (12, {"THREADS": 256, "WORK": 4})
 
     @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

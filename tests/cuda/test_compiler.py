@@ -352,7 +352,7 @@ class TestNvcc:
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_source_that_gives_a_parameter_another_value(compiler):
     source = "#define TILE 4\n__global__ void plain(int* y) { y[0] = TILE; }"
-    one = replace(NVCC_JOB, source=source, options=("-DTILE=8",), compiler=compiler)
+    one = replace(NVCC_JOB, source=source, options=("-DTILE=8", "-DFLAG"), compiler=compiler)
     with pytest.raises(CompileError, match=r"x.cu(\(1\)|:1): #define TILE overrides the values of TILE; remove it"):
         compile_cubin(one)
     for right in (replace(one, may_redefine=True), replace(one, options=("-DTILE=4",))):
@@ -391,8 +391,9 @@ END""",
         assert "-arch=sm_90" in arguments
 
     def test_what_nvcc_says_and_that_there_is_none(self, tmp_path, monkeypatch):
-        self.place(tmp_path, monkeypatch, "echo 'x.cu(3): error: no such thing' >&2; exit 2")
-        with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing"):
+        monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+        self.place(tmp_path, monkeypatch, 'echo "x.cu(3): error: no such thing in $LC_ALL" >&2; exit 2')
+        with pytest.raises(CompileError, match=r"x\.cu\(3\): error: no such thing in C$"):
             compile_cubin(NVCC_JOB)
         with pytest.raises(ToolchainError, match="--version fails"):
             toolchain.nvcc_version()

@@ -66,5 +66,5 @@ int main() {
     device.registers_per_block = device.smem_per_block_optin_bytes = 65536;
     for (const std::int64_t smem_bytes : {0, -1})
         std::cout << kernel::fits({{1, 1, 1}, {1, 1, 1}, smem_bytes}, kernel::cubins[0], device);
-    std::cout << '\n';
+    std::cout << kernel::detail::holds<std::uint64_t>(-1) << kernel::detail::holds<std::int64_t>(-1) << '\n';
 }

@@ -251,7 +251,7 @@ def test_a_launch_has_its_attributes_and_the_arguments_of_its_step(tmp_path):
         "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 cluster 2 C 18 B 17 n 511 per 132",
         "512 64 1 512 64 4 1024 1 1 16 128 16384 cooperative 1 C 18 B 17 n 511 per 132",
         "513 64 1 512 64 4 1026 1 1 launching: too much data for the variable d_w",
-        "1010",
+        "101001",
     ]
     converted = parse_spec(text.replace("int16", "bfloat16"), "x")
     with pytest.raises(InputError, match=r"cannot convert p\.n, an expression, to bfloat16; declare it as float32"):

@@ -152,14 +152,16 @@ HARMLESS = (
         ("#define WORK 1", "[1, 2, 4]", "#define WORK in the"),
         ("#define WORK 1", "[1]", ""),  # its only value once more
         (f"{TILE}#ifndef WORK\n#endif", "[1, 2, 4]", "WORK is no macro"),
-        (f"{TILE}#if 0\n#elif WORK > 2\n#endif", "[1, 2, 4]", "WORK is no macro"),
+        (f"{TILE}#if 0\n#elif 1 && \\\n WORK > 2\n#endif", "[1, 2, 4]", "WORK is no macro"),
+        (f'{TILE}#include "tests.h"', "[1, 2, 4]", "WORK is no macro"),
     ],
 )
 def test_a_parameter_that_the_template_defines(scale_toml, lines, works, said):
     template = scale_toml.with_suffix(".cu")
     template.write_text(f"{lines}\n{template.read_text()}")
+    template.with_name("tests.h").write_text("#ifdef WORK\n#endif\n")
     scale_toml.write_text(scale_toml.read_text().replace("WORK = [1, 2, 4]", f"WORK = {works}"))
-    overrides = r" template overrides .* of (\w+); .* between #ifndef \2|, .* tests it by #if; rename"
+    overrides = r" template overrides .* of (\w+); .* between #ifndef \2|, .* test it by #if; rename"
     with pytest.raises(InputError, match=f"{said}({overrides})") if said else nullcontext():
         assert load_kernel(scale_toml).name == "scale"
 

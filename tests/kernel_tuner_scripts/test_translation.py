@@ -277,6 +277,7 @@ def job(kernel: Kernel) -> CompileJob:
             lambda folder: ["-I", str(folder)],
         ),
         (CODE % '#include "x_2.h"', lambda folder: lambda params: [f"-I{folder}"] if params["which"] == 2 else []),
+        (CODE % '#include "x_2.h"', lambda folder: [f"-I{folder}", "-DFLAG", "-DVALUE=3"]),  # which theirs replaces
         (CODE % "", lambda folder: [f"-I{folder}", "--pre-include=x_2.h"]),
         (lambda params: CODE % f'#include "x_{params["which"]}.h"', lambda folder: [f"-I{folder}"]),
         (lambda params: CODE % f'#include "own/x_{params["which"]}.h"', lambda folder: []),

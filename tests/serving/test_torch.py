@@ -533,7 +533,7 @@ class TestCompiled:
         layer = nn.Linear(*shape[-2:], has_bias, dtype=dtype)
 
         def compute(x: Any) -> Any:
-            gains = products._gains_by_padding(x, layer.weight)
+            gains = products._gains_by_padding(x, layer.weight, layer.bias)
             return (products._padded_linear if gains else nn.functional.linear)(x, layer.weight, layer.bias)
 
         keep = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731 - of two expressions
@@ -543,6 +543,9 @@ class TestCompiled:
         assert ("pad" in graphs[0].code) is is_padded
         assert made.stride() == expected.stride()
         assert torch.allclose(made.double(), expected, rtol=0.02, atol=0.02)
+        for sizes in ((), (1,), (shape[1] + 7,)):  # broadcast or refused by PyTorch
+            assert not products._gains_by_padding(x, layer.weight, torch.ones(sizes, dtype=dtype))
+        assert not products._gains_by_padding(x[..., 1:], layer.weight, None)
 
     def test_a_graph_with_a_layer_joins_inductor_unless_that_is_refused(self, model):
         inductor = autotile.torch.inductor
