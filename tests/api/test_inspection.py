@@ -72,6 +72,11 @@ class TestExplain:
         with pytest.raises(ConfigError, match=f"{name} = {value!r} is not among its values"):
             inspection.explain("matmul_tiled", {name: value}, device="h200")
 
+    def test_values_of_the_file_may_be_huge(self, scale_toml):
+        text = scale_toml.read_text().replace("[parameters]", f"[parameters]\nBIG = [1, {2**62}]")
+        scale_toml.write_text(text.replace("[default]", "[default]\nBIG = 1"))
+        assert inspection.explain(scale_toml, device="h200", BIG=2**62).config["BIG"] == 2**62
+
     def test_compiled_resources_and_a_value_that_is_not_listed(self, scale_toml, monkeypatch):
         found = inspection.explain(scale_toml, device="h200", THREADS=96)
         assert (found.resources, found.not_compiled) == (None, "it would not be compiled")
