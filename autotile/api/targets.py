@@ -252,8 +252,8 @@ def _typed_value(parameter: Parameter, value: Any) -> Value:
         if not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value):
             return float(value)
     elif (
-        isinstance(value, Integral)
-        and not isinstance(value, bool)
+        not isinstance(value, bool)
+        and isinstance(value, Integral)
         and (abs(int(value)) < _MAX_VALUE or value in parameter.values)
     ):
         return int(value)

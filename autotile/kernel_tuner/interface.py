@@ -191,7 +191,7 @@ def tune_kernel(
     size = "callable" if callable(problem_size) else size
     header = {"kernel_name": kernel_name, "problem_size": size, "objective": names[0]}
     file = CacheFile(cache, header, codec) if cache is not None else None
-    sampler, by, trials, budget_s = choose_strategy(strategy, strategy_options, len(codec), names)
+    sampler, by, trials, budget_s = choose_strategy(strategy, strategy_options, names)
     call = _TuneCall(
         codec=codec,
         file=file,
@@ -222,7 +222,9 @@ def tune_kernel(
         for number, group in enumerate(groups):
             checked = _with_check(group, own_check, call.observation)  # holds copies of arrays on a GPU
             # The groups share the limits equally.
-            part = None if trials is None else max(1, trials * (number + 1) // count - trials * number // count)
+            part = trials
+            if trials is not None and not isinstance(trials, float):
+                part = max(1, trials * (number + 1) // count - trials * number // count)
             part_s = None if budget_s is None else budget_s / count
             used, extra = replace(call, codec=checked.codec, trials=part, budget_s=part_s).tune(checked)
             env = {
@@ -481,7 +483,7 @@ class _TuneCall:
     sampler: str | None
     strategy: Any
     strategy_options: Mapping[str, Any]
-    trials: int | None
+    trials: int | float | None
     budget_s: float | None
     observation: Observation
     metrics: Mapping[str, Any] | None
@@ -508,8 +510,8 @@ class _TuneCall:
         self.observation.register_device(device, self.device)
         left: tuple[Config, ...] | None = None  # configurations that the cache lacks, None for no restriction
         entries = self.file.entries if self.file is not None else {}
-        space = feasible_space(kernel.spec, problem, device) if entries else None
-        if space is not None and len(space) <= _MAX_LISTED:
+        space = feasible_space(kernel.spec, problem, device) if entries or isinstance(self.trials, float) else None
+        if entries and space is not None and len(space) <= _MAX_LISTED:
             lacking = []
             for config in map(space.config, range(len(space))):
                 params = codec.decode(config)
@@ -528,7 +530,7 @@ class _TuneCall:
             )
         options = TuneOptions(
             sampler=self.sampler or "auto",
-            trials=self.trials,
+            trials=_trials(self.trials, space),
             budget_s=None if self.budget_s is None else _SEARCH_SHARE * self.budget_s,
             spend=self.budget_s is not None,  # as Kernel Tuner does
             objectives=(TIME, ENERGY) if self.observation.needs_energy else (TIME,),
@@ -615,7 +617,7 @@ class _TuneCall:
         empty = np.empty((0, len(parameters)), np.uint16, order="F")
         space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
         by_row = {space.row_of(config): entry for config, entry in entries}
-        trials = min(self.trials or len(space), len(space))
+        trials = min(_trials(self.trials, space) or len(space), len(space))
         check_sampler(self.sampler)
         name = resolve_sampler(self.sampler, space, None, trials)
         sampler = sampler_entry(name).make(space, self.seed or 0, trials=trials)
@@ -736,6 +738,11 @@ _OWN_TELEMETRY = frozenset(
 
 def _simulated_ms(result: Mapping[str, Any]) -> float:
     return sum(time_ms for time_ms in map(result.get, _STAGES) if isinstance(time_ms, int | float))
+
+
+def _trials(limit: int | float | None, space: SearchSpace | None) -> int | None:
+    """Return the number of configurations to try; a float is a share of those of the space."""
+    return math.ceil(limit * len(space or ())) if isinstance(limit, float) else limit
 
 
 def _number(value: Any) -> Any:

@@ -328,9 +328,9 @@ def test_every_strategy_that_kernel_tuner_lists(cached, name):
     own = {} if package else getattr(strategy_map[name], "_options", {})
     found, _ = tuned(**search, strategy_options={key: default for key, (_, default) in own.items()} | few, seed=1)
     assert 1 <= len(found) <= 20
-    by_name = strategies.choose_strategy(name, few, 20)
+    by_name = strategies.choose_strategy(name, few)
     for same in (strategy_map[name], getattr(strategies, name)):
-        assert strategies.choose_strategy(same, few, 20) == by_name
+        assert strategies.choose_strategy(same, few) == by_name
 
 
 @pytest.mark.parametrize("options", [None, {"max_fevals": 8}, {"max_fevals": 8, "popsize": 4}])
@@ -398,6 +398,22 @@ def test_a_problem_size_that_is_a_function_is_not_compared_with_that_of_the_cach
     assert len(found) == 20
     with pytest.raises(InputError, match=f"has the problem_size {N}, but this call {2 * N}"):
         tune_kernel("add", ADD, 2 * N, **given)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_random_sample_tries_a_share_of_the_valid_configurations(cached, simulated):
+    given = {"cache": cached, "simulation_mode": True} if simulated else {}
+    options = {"strategy": "random_sample", "strategy_options": {"fraction": 0.3}}
+    found, _ = tuned(params=SPACE, restrictions="block_size_x <= 64", **options, **given)
+    assert len(found) == 3  # of 8, of 20 combinations
+
+
+def test_a_strategy_follows_one_objective(cached):
+    asked = {"metrics": {"slow": "1 / time"}, "objective": "slow", "objective_higher_is_better": False}
+    search = {"strategy": "greedy_mls", "strategy_options": {"max_fevals": 10}, "seed": 1}
+    given = {"params": SPACE, "cache": cached, "simulation_mode": True, **search}
+    (fast, _), (slow, _) = tuned(**given), tuned(**given, **asked)
+    assert sum(each["time"] for each in slow) > sum(each["time"] for each in fast)
 
 
 def test_names_that_nothing_has_are_said(cached):
