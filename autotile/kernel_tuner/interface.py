@@ -52,6 +52,7 @@ from autotile.kernel_tuner.util import (
     get_best_config,
     get_config_string,
     get_objective_defaults,
+    objective_value,
     process_metrics,
 )
 from autotile.search.samplers import check_sampler, resolve_sampler, sampler_entry
@@ -239,7 +240,7 @@ def tune_kernel(
     if file is not None:
         file.close()
     found = list(call.results.values())
-    timed = [result for result in found if "__error__" not in result and all(name in result for name in names)]
+    timed = [each for each in found if all(not math.isnan(objective_value(each, name)) for name in names)]
     best: list[ConfigResult] = []
     if timed and len(names) == 1:
         best = [ConfigResult(get_best_config(timed, names[0], directions[0]))]
@@ -253,8 +254,8 @@ def tune_kernel(
         env["best_config"] = best if len(names) > 1 else best[0]
     elif any("__error__" not in result for result in found):
         warnings.warn(
-            f"no result has all objectives ({', '.join(names)}), so that none is the best; expected names of results: "
-            "time, parameters, metrics and values of observers",
+            f"no result has all objectives ({', '.join(names)}), so that none is the best; expected names of numbers "
+            "in the results: time, parameters, metrics and values of observers",
             stacklevel=3,
         )
     for name in _TOTALS:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import sys
 from contextlib import nullcontext
@@ -414,6 +415,15 @@ def test_a_strategy_follows_one_objective(cached):
     given = {"params": SPACE, "cache": cached, "simulation_mode": True, **search}
     (fast, _), (slow, _) = tuned(**given), tuned(**given, **asked)
     assert sum(each["time"] for each in slow) > sum(each["time"] for each in fast)
+
+
+def test_the_best_is_that_of_the_numbers_of_numpy_and_no_other_value(cached):
+    rate = {"rate": lambda p: math.nan if p["unused"] == 1 else "?" if p["unused"] == 2 else np.float32(p["time"])}
+    given = {"params": SPACE, "cache": cached, "simulation_mode": True, "metrics": rate}
+    _, env = tuned(**given, objective="rate", objective_higher_is_better=False)
+    assert (env["best_config"]["block_size_x"], env["best_config"]["unused"] in (3, 4)) == (160, True)
+    _, env = tuned(**given, objective=["rate", "time"], objective_higher_is_better=[False, False])
+    assert {(each["block_size_x"], each["unused"]) for each in env["best_config"]} == {(160, 3), (160, 4)}
 
 
 def test_names_that_nothing_has_are_said(cached):
