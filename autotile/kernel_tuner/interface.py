@@ -591,21 +591,19 @@ class _TuneCall:
         """
         codec = self.codec
         restrictions = parse_restrictions(described.restrictions, codec.values)
-        entries: list[tuple[Config, dict[str, Any]]] = []
+        known: dict[str, dict[str, Any]] = {}
         for entry in file.entries.values():
             try:
-                encoded = codec.encode(entry)
+                params = codec.decode(codec.encode(entry))
             except InputError:
                 continue
-            params = codec.decode(encoded)
             if all(each.allows(params) for each in restrictions):
-                entries.append((encoded, {**entry, **params}))
-        if not entries:
+                known[codec.key(params)] = {**entry, **params}
+        if not known:
             raise InputError(f"no result in {file.path} has listed values and meets the restrictions")
         env = {"device_name": file.device_name, "simulation": True}
         if self.sampler is None:
-            known = {codec.key(entry): entry for _, entry in entries}
-            configs = [{name: entry[name] for name in codec.values} for _, entry in entries]
+            configs = [{name: entry[name] for name in codec.values} for entry in known.values()]
 
             def evaluate(wanted: Sequence[Params]) -> list[ConfigResult]:
                 return [self._add_cached(known[codec.key(params)]) for params in wanted]
@@ -616,8 +614,7 @@ class _TuneCall:
             return env
         parameters = tuple(Parameter(name, tuple(values)) for name, values in codec.declared.items())
         empty = np.empty((0, len(parameters)), np.uint16, order="F")
-        space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
-        by_row = {space.row_of(config): entry for config, entry in entries}
+        space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including(map(codec.encode, known.values()))
         trials = min(_trials(self.trials, space) or len(space), len(space))
         check_sampler(self.sampler)
         name = resolve_sampler(self.sampler, space, None, trials)
@@ -628,7 +625,7 @@ class _TuneCall:
                 if limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s:
                     break
                 row = sampler.propose()
-                result = self._add_cached(by_row[row])
+                result = self._add_cached(known[codec.key(codec.decode(space.config(row)))])
                 simulated_ms += _simulated_ms(result)
                 sampler.tell(row, None if "__error__" in result else (1e3 * float(result["time"]),))
         finally:

@@ -173,9 +173,9 @@ def tune_family(
     with Schedule.open(settings, options, observe) as schedule:
         device, points = _points_of(kernel, family, dtype, schedule, plan.points)
         database, spec, count = schedule.database, kernel.spec, len(points)
-        others_at = [spec.at(one, dtype) for one in sample_members(family)]
-        meet_rules(spec, device, [spec.default], others_at)  # what has no value there is said before hours are spent
-        Traits.of(spec, device, [spec.default], [1], others_at)
+        members = [spec.at(one, dtype) for one in sample_members(family)]
+        meet_rules(spec, device, [spec.default], members)  # what has no value there is said before hours are spent
+        Traits.of(spec, device, [spec.default], [1], members)
 
         def key_at(sizes: Sizes) -> TuningKey:
             return key_of(kernel, Problem(kernel.name, sizes, dtype), device, l2_mode=options.l2)
@@ -251,7 +251,7 @@ def tune_family(
                 matrix = FamilyMatrix(database, keys, proposed, candidates)
                 if not matrix.points:
                     raise InputError(f"no configuration of {kernel.name} ran at any point of {family}")
-                rule = _learn(matrix, family, spec, others_at, device, max_configs=plan.max_configs)
+                rule = _learn(matrix, family, spec, dtype, device, max_configs=plan.max_configs)
                 save_rule(database, key, device, rule)
         return FamilyResult(
             kernel=kernel.name,
@@ -295,18 +295,11 @@ def _points_of(
 
 
 def _learn(
-    matrix: FamilyMatrix,
-    family: Family,
-    spec: KernelSpec,
-    others_at: Sequence[Problem],
-    device: DeviceProperties,
-    *,
-    max_configs: int,
+    matrix: FamilyMatrix, family: Family, spec: KernelSpec, dtype: str, device: DeviceProperties, *, max_configs: int
 ) -> FamilyRule:
     """Learn the rule from the times, and state at each point what it loses, when the point is left out too."""
     configs, resident = [one.config for one in matrix.configs], [one.blocks_per_sm for one in matrix.configs]
-    dtype = others_at[0].dtype
-    measured_at = [spec.at(one, dtype) for one in matrix.points]
+    measured_at, others_at = ([spec.at(one, dtype) for one in each] for each in (matrix.points, sample_members(family)))
     measured, others = (Traits.of(spec, device, configs, resident, at) for at in (measured_at, others_at))
     valid = meet_rules(spec, device, configs, others_at)
     data = TrainingData(matrix.times_us, matrix.proposed_by, measured, others, valid)
