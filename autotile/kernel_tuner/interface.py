@@ -29,7 +29,7 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.python_kernel import names_read
+from autotile.kernel.python_kernel import function_name, names_read
 from autotile.kernel.spec import Parameter, computed_values
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
@@ -462,7 +462,13 @@ def _with_check(kernel: ScriptKernel, verify: Callable[..., Any] | None, observa
             return kernel
         verify = _equal_with_nan
     shown = None if answer is None else [g if a is None else a for g, a in zip(answer, arrays, strict=True)]
-    return replace(kernel, check=observation.output_check(kernel, shown, verify))
+    observers = [
+        (each.process_output, each.get_results, *getattr(each, "__dict__", {}).values())
+        for each in observation.of_output
+    ]
+    called = [each for each in (verify, *itertools.chain(*observers)) if callable(each) or isinstance(each, str)]
+    name = " ".join(function_name(each) if callable(each) else each for each in called)
+    return replace(kernel, check=observation.output_check(kernel, shown, verify), check_name=name)
 
 
 def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) -> bool:

@@ -69,7 +69,12 @@ class Strategy:
         purpose = f"the strategy {self.name!r}"
         known = installed_module("interface", purpose).strategy_map
         module = known[self.name] if self.name in known else installed_module(f"strategies.{self.name}", purpose)
-        return module.tune(searchspace, runner, tuning_options)
+        try:
+            return module.tune(searchspace, runner, tuning_options)
+        except KeyError as error:
+            if error.args[0] not in tuning_options.objective:
+                raise
+            raise InputError(f"a result has no {error}, the objective of {purpose}; name a value that it has") from None
 
 
 StrategyChoice = tuple[str | None, Any, int | float | None, float | None]

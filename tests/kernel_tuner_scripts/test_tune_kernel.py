@@ -25,7 +25,7 @@ from autotile.kernel_tuner import run_kernel, strategies, tune_cache, tune_kerne
 from autotile.kernel_tuner.accuracy import AccuracyObserver, Tunable
 from autotile.kernel_tuner.file_utils import store_output_file
 from autotile.kernel_tuner.kernelbuilder import PythonKernel
-from autotile.kernel_tuner.observers import BenchmarkObserver
+from autotile.kernel_tuner.observers import BenchmarkObserver, OutputObserver
 
 ADD = """
 #ifndef wrong
@@ -101,6 +101,32 @@ def test_a_function_verifies_each_configuration():
     assert all(("time" in result) == (not result["wrong"]) for result in results)
     assert {mark for (_, wrong), mark in marks.items() if not wrong} == {"None"}
     assert seen[0] == (1e-4, [False, True, True, True])
+
+
+def test_results_are_those_of_the_functions_that_look_at_the_outputs():
+    """Results that nothing verified, or another function did, are not taken from the database."""
+    given = arguments()
+    answer = [given[1] + given[2], None, None, None]
+
+    class Sum(OutputObserver):
+        def process_output(self, answer: Any, output: Any) -> None:
+            self.found = float(output[0].sum())
+
+        def get_results(self) -> dict[str, Any]:
+            return {"sum": self.found}
+
+    assert "__error__" not in tuned(given, {"block_size_x": [64]})[0][0]
+    with pytest.raises(InputError, match="the function verify returned False"):
+        tuned(given, {"block_size_x": [64]}, verify=lambda answer, outputs: False)
+    marks = []
+    for options in (
+        {"verify": lambda answer, outputs: True},
+        {"observers": [Sum()]},
+        {"observers": [AccuracyObserver(key="worst")], "answer": answer},
+    ):
+        results, _ = tuned(given, {"block_size_x": [64]}, **options)
+        marks.append(sorted({"__error__", "sum", "worst"} & results[0].keys()))
+    assert marks == [[], ["sum"], ["worst"]]
 
 
 def test_an_answer_may_hold_nans():
