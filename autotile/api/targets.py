@@ -250,7 +250,11 @@ def _typed_value(parameter: Parameter, value: Any) -> Value:
     elif isinstance(own, float):
         if not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value):
             return float(value)
-    elif not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < _MAX_VALUE:
+    elif (
+        not isinstance(value, bool)
+        and isinstance(value, Integral)
+        and (abs(int(value)) < _MAX_VALUE or value in parameter.values)
+    ):
         return int(value)
     raise ConfigError(f"{parameter.name} = {value!r} is not among its values {', '.join(map(str, parameter.values))}")
 

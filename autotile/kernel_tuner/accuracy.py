@@ -128,8 +128,10 @@ class AccuracyObserver(OutputObserver):
         self.metric = metric if callable(metric) else error_metric_from_name(metric or "rmse", atol)
         self.result: float | None = None
 
-    def process_output(self, answer: Sequence[Any], output: Sequence[Any]) -> None:
+    def process_output(self, answer: Sequence[Any] | None, output: Sequence[Any]) -> None:
         """Compare the outputs with the answer."""
+        if answer is None:
+            raise InputError("AccuracyObserver compares the outputs with the answer; pass answer to tune_kernel")
         pairs = zip(answer, output, strict=True)
         self.result = max(self.metric(expected, got) for expected, got in pairs if expected is not None)
 

@@ -29,7 +29,7 @@ from autotile.cuda.driver import device_count, live_device
 from autotile.cuda.toolchain import nvrtc_version
 from autotile.errors import InputError
 from autotile.kernel.problem import resolve_problem
-from autotile.kernel.python_kernel import names_read
+from autotile.kernel.python_kernel import function_name, names_read
 from autotile.kernel.spec import Parameter, computed_values
 from autotile.kernel_tuner.file_utils import CacheFile, read_header
 from autotile.kernel_tuner.observers import Observation
@@ -52,6 +52,7 @@ from autotile.kernel_tuner.util import (
     get_best_config,
     get_config_string,
     get_objective_defaults,
+    objective_value,
     process_metrics,
 )
 from autotile.search.samplers import check_sampler, resolve_sampler, sampler_entry
@@ -191,7 +192,7 @@ def tune_kernel(
     size = "callable" if callable(problem_size) else size
     header = {"kernel_name": kernel_name, "problem_size": size, "objective": names[0]}
     file = CacheFile(cache, header, codec) if cache is not None else None
-    sampler, by, trials, budget_s = choose_strategy(strategy, strategy_options, len(codec), names)
+    sampler, by, trials, budget_s = choose_strategy(strategy, strategy_options, names)
     call = _TuneCall(
         codec=codec,
         file=file,
@@ -222,7 +223,9 @@ def tune_kernel(
         for number, group in enumerate(groups):
             checked = _with_check(group, own_check, call.observation)  # holds copies of arrays on a GPU
             # The groups share the limits equally.
-            part = None if trials is None else max(1, trials * (number + 1) // count - trials * number // count)
+            part = trials
+            if trials is not None and not isinstance(trials, float):
+                part = max(1, trials * (number + 1) // count - trials * number // count)
             part_s = None if budget_s is None else budget_s / count
             used, extra = replace(call, codec=checked.codec, trials=part, budget_s=part_s).tune(checked)
             env = {
@@ -237,7 +240,7 @@ def tune_kernel(
     if file is not None:
         file.close()
     found = list(call.results.values())
-    timed = [result for result in found if "__error__" not in result and all(name in result for name in names)]
+    timed = [each for each in found if all(not math.isnan(objective_value(each, name)) for name in names)]
     best: list[ConfigResult] = []
     if timed and len(names) == 1:
         best = [ConfigResult(get_best_config(timed, names[0], directions[0]))]
@@ -251,8 +254,8 @@ def tune_kernel(
         env["best_config"] = best if len(names) > 1 else best[0]
     elif any("__error__" not in result for result in found):
         warnings.warn(
-            f"no result has all objectives ({', '.join(names)}), so that none is the best; expected names of results: "
-            "time, parameters, metrics and values of observers",
+            f"no result has all objectives ({', '.join(names)}), so that none is the best; expected names of numbers "
+            "in the results: time, parameters, metrics and values of observers",
             stacklevel=3,
         )
     for name in _TOTALS:
@@ -459,7 +462,13 @@ def _with_check(kernel: ScriptKernel, verify: Callable[..., Any] | None, observa
             return kernel
         verify = _equal_with_nan
     shown = None if answer is None else [g if a is None else a for g, a in zip(answer, arrays, strict=True)]
-    return replace(kernel, check=observation.output_check(kernel, shown, verify))
+    observers = [
+        (each.process_output, each.get_results, *getattr(each, "__dict__", {}).values())
+        for each in observation.of_output
+    ]
+    called = [each for each in (verify, *itertools.chain(*observers)) if callable(each) or isinstance(each, str)]
+    name = " ".join(function_name(each) if callable(each) else each for each in called)
+    return replace(kernel, check=observation.output_check(kernel, shown, verify), check_name=name)
 
 
 def _equal_with_nan(answer: Sequence[Any], outputs: Sequence[Any], atol: float) -> bool:
@@ -481,7 +490,7 @@ class _TuneCall:
     sampler: str | None
     strategy: Any
     strategy_options: Mapping[str, Any]
-    trials: int | None
+    trials: int | float | None
     budget_s: float | None
     observation: Observation
     metrics: Mapping[str, Any] | None
@@ -508,8 +517,8 @@ class _TuneCall:
         self.observation.register_device(device, self.device)
         left: tuple[Config, ...] | None = None  # configurations that the cache lacks, None for no restriction
         entries = self.file.entries if self.file is not None else {}
-        space = feasible_space(kernel.spec, problem, device) if entries else None
-        if space is not None and len(space) <= _MAX_LISTED:
+        space = feasible_space(kernel.spec, problem, device) if entries or isinstance(self.trials, float) else None
+        if entries and space is not None and len(space) <= _MAX_LISTED:
             lacking = []
             for config in map(space.config, range(len(space))):
                 params = codec.decode(config)
@@ -528,7 +537,7 @@ class _TuneCall:
             )
         options = TuneOptions(
             sampler=self.sampler or "auto",
-            trials=self.trials,
+            trials=_trials(self.trials, space),
             budget_s=None if self.budget_s is None else _SEARCH_SHARE * self.budget_s,
             spend=self.budget_s is not None,  # as Kernel Tuner does
             objectives=(TIME, ENERGY) if self.observation.needs_energy else (TIME,),
@@ -588,21 +597,19 @@ class _TuneCall:
         """
         codec = self.codec
         restrictions = parse_restrictions(described.restrictions, codec.values)
-        entries: list[tuple[Config, dict[str, Any]]] = []
+        known: dict[str, dict[str, Any]] = {}
         for entry in file.entries.values():
             try:
-                encoded = codec.encode(entry)
+                params = codec.decode(codec.encode(entry))
             except InputError:
                 continue
-            params = codec.decode(encoded)
             if all(each.allows(params) for each in restrictions):
-                entries.append((encoded, {**entry, **params}))
-        if not entries:
+                known[codec.key(params)] = {**entry, **params}
+        if not known:
             raise InputError(f"no result in {file.path} has listed values and meets the restrictions")
         env = {"device_name": file.device_name, "simulation": True}
         if self.sampler is None:
-            known = {codec.key(entry): entry for _, entry in entries}
-            configs = [{name: entry[name] for name in codec.values} for _, entry in entries]
+            configs = [{name: entry[name] for name in codec.values} for entry in known.values()]
 
             def evaluate(wanted: Sequence[Params]) -> list[ConfigResult]:
                 return [self._add_cached(known[codec.key(params)]) for params in wanted]
@@ -613,9 +620,8 @@ class _TuneCall:
             return env
         parameters = tuple(Parameter(name, tuple(values)) for name, values in codec.declared.items())
         empty = np.empty((0, len(parameters)), np.uint16, order="F")
-        space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including([config for config, _ in entries])
-        by_row = {space.row_of(config): entry for config, entry in entries}
-        trials = min(self.trials or len(space), len(space))
+        space = SearchSpace(parameters, empty, len(codec), (), (), 0.0).including(map(codec.encode, known.values()))
+        trials = min(_trials(self.trials, space) or len(space), len(space))
         check_sampler(self.sampler)
         name = resolve_sampler(self.sampler, space, None, trials)
         sampler = sampler_entry(name).make(space, self.seed or 0, trials=trials)
@@ -625,7 +631,7 @@ class _TuneCall:
                 if limit_s is not None and time.perf_counter() - started + simulated_ms / 1e3 > limit_s:
                     break
                 row = sampler.propose()
-                result = self._add_cached(by_row[row])
+                result = self._add_cached(known[codec.key(codec.decode(space.config(row)))])
                 simulated_ms += _simulated_ms(result)
                 sampler.tell(row, None if "__error__" in result else (1e3 * float(result["time"]),))
         finally:
@@ -736,6 +742,11 @@ _OWN_TELEMETRY = frozenset(
 
 def _simulated_ms(result: Mapping[str, Any]) -> float:
     return sum(time_ms for time_ms in map(result.get, _STAGES) if isinstance(time_ms, int | float))
+
+
+def _trials(limit: int | float | None, space: SearchSpace | None) -> int | None:
+    """Return the number of configurations to try; a float is a share of those of the space."""
+    return math.ceil(limit * len(space or ())) if isinstance(limit, float) else limit
 
 
 def _number(value: Any) -> Any:

@@ -65,8 +65,8 @@ class OutputObserver(BenchmarkObserver):
     """An observer of what the kernel wrote."""
 
     @abstractmethod
-    def process_output(self, answer: Sequence[Any], output: Sequence[Any]) -> None:
-        """Receive the answer, and the arrays that the kernel wrote for it."""
+    def process_output(self, answer: Sequence[Any] | None, output: Sequence[Any]) -> None:
+        """Receive the answer, None where none is given, and the arrays that the kernel wrote for it."""
 
 
 class NVMLObserver(BenchmarkObserver):

@@ -69,23 +69,28 @@ class Strategy:
         purpose = f"the strategy {self.name!r}"
         known = installed_module("interface", purpose).strategy_map
         module = known[self.name] if self.name in known else installed_module(f"strategies.{self.name}", purpose)
-        return module.tune(searchspace, runner, tuning_options)
+        try:
+            return module.tune(searchspace, runner, tuning_options)
+        except KeyError as error:
+            if error.args[0] not in tuning_options.objective:
+                raise
+            raise InputError(f"a result has no {error}, the objective of {purpose}; name a value that it has") from None
 
 
-StrategyChoice = tuple[str | None, Any, int | None, float | None]
+StrategyChoice = tuple[str | None, Any, int | float | None, float | None]
 """A sampler of autotile, or else a strategy, which is an object with a function ``tune``; the number of configurations
-that it tries, and the time in seconds, None for no limit."""
+that it tries, or a float for a share of the valid ones, and the time in seconds, None for no limit."""
 
 
 def choose_strategy(
-    strategy: Any, options: Mapping[str, Any] | None, combinations: int, objectives: Sequence[str] = ("time",)
+    strategy: Any, options: Mapping[str, Any] | None, objectives: Sequence[str] = ("time",)
 ) -> StrategyChoice:
-    """Return the search for the arguments of `tune_kernel`, in a space of a number of combinations.
+    """Return the search for the arguments of `tune_kernel`.
 
-    None is autotile's own search. A strategy of Kernel Tuner with options of its own, or one that follows several
-    objectives, runs here, any other in a process of its own. Raise `InputError`, which as Kernel Tuner's error is a
-    `ValueError`, if there is no such strategy, it needs a package that is not installed, it has no such option, or a
-    limit is not positive.
+    None is autotile's own search. A strategy of Kernel Tuner with options of its own, or one that follows other
+    objectives than the time, runs here, any other in a process of its own. Raise `InputError`, which as Kernel Tuner's
+    error is a `ValueError`, if there is no such strategy, it needs a package that is not installed, it has no such
+    option, or a limit is not positive.
     """
     given = dict(options or {})
     limit, budget_s = _limit(given, "max_fevals"), _limit(given, "time_limit")
@@ -114,10 +119,10 @@ def choose_strategy(
         share = _limit(given, "fraction") or _RANDOM_SHARE
         if share > 1:
             raise InputError(f"strategy_options['fraction'] is {share:g}, expected a share of the space, at most 1")
-        return "random", None, trials if trials or budget_s else max(1, int(share * combinations)), budget_s
+        return "random", None, trials if trials or budget_s else share, budget_s
     if isinstance(strategy, str):
-        runs_here = any(option not in _LIMITS for option in given)
-        runs_here = runs_here or (len(objectives) > 1 and strategy in _MULTI_OBJECTIVE)
+        follows = strategy in _MULTI_OBJECTIVE if len(objectives) > 1 else list(objectives) != ["time"]
+        runs_here = follows or any(option not in _LIMITS for option in given)
         if strategy == AUTO or (strategy in SAMPLERS and not (runs_here and strategy in strategy_names())):
             check_options()
             return strategy, None, trials, budget_s

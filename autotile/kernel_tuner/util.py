@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -79,13 +79,14 @@ def get_best_config(
     results: Iterable[Mapping[str, Any]], objective: str, objective_higher_is_better: bool = False
 ) -> Mapping[str, Any]:
     """Return the result with the best value of an objective; failures come last."""
-    worst = -sys.float_info.max if objective_higher_is_better else sys.float_info.max
+    sign = -1.0 if objective_higher_is_better else 1.0
+    return min(results, key=lambda result: float(np.nan_to_num(sign * objective_value(result, objective), nan=np.inf)))
 
-    def value(result: Mapping[str, Any]) -> float:
-        found = result.get(objective)
-        return float(found) if "__error__" not in result and isinstance(found, int | float) else worst
 
-    return (max if objective_higher_is_better else min)(results, key=value)
+def objective_value(result: Mapping[str, Any], objective: str) -> float:
+    """Return the value of an objective; NaN if the result has no number, as of a failure."""
+    found = result.get(objective)
+    return float(found) if "__error__" not in result and isinstance(found, Real) else np.nan
 
 
 def get_config_string(

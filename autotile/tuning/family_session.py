@@ -173,6 +173,9 @@ def tune_family(
     with Schedule.open(settings, options, observe) as schedule:
         device, points = _points_of(kernel, family, dtype, schedule, plan.points)
         database, spec, count = schedule.database, kernel.spec, len(points)
+        members = [spec.at(one, dtype) for one in sample_members(family)]
+        meet_rules(spec, device, [spec.default], members)  # what has no value there is said before hours are spent
+        Traits.of(spec, device, [spec.default], [1], members)
 
         def key_at(sizes: Sizes) -> TuningKey:
             return key_of(kernel, Problem(kernel.name, sizes, dtype), device, l2_mode=options.l2)

@@ -742,7 +742,7 @@ class Session:
         if best is not None and best.time_us is not None and self._backend.source == "cuda":
             rules = replace(rules, limit_s=finals_limit_s(best.time_us, self._elapsed_s()))
         with self._phase("finals"):
-            count = self._options.finals
+            count = self._options.finals if self._plan.may_replace(self._log) else 0
             finalists = choose_finalists(self.trials, rules, count, self._options.tries) if count else []
             if any(trial.outcome is Outcome.OK for trial in finalists):
                 self._report_finals(self._time_left.finals_s)

@@ -356,7 +356,13 @@ class SearchPlan:
         """Yield a notice that what won earlier finals is still served, if that is not the best of a session."""
         if best is not None and self.confirmed not in (None, best.config):
             served = f"{config_text(self.confirmed)}, which won earlier ones, is still what is served"
-            yield f"no finals were held, so {served}; to compare it with the winner of this search, hold finals"
+            yield f"no finals were held, so {served}; to compare it with the winner, hold finals after a trial of it"
+
+    def may_replace(self, log: TrialLog) -> bool:
+        """Test whether finals may replace the winner of earlier ones: a search that has yet to try it holds none."""
+        row = self.space.row_of(self.confirmed) if self.confirmed is not None and self.search is not None else None
+        is_left_out = row is None or (self._available is not None and not self._available[row])
+        return is_left_out or log.find(self.confirmed or {}) is not None
 
     def make_search(self, log: TrialLog) -> Search:
         """Return the search, which has not learned from trials yet."""

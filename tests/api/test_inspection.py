@@ -57,12 +57,15 @@ def test_examples_and_heuristics_which_are_distinguished_from_rules():
 
 
 class TestExplain:
-    def test_values_have_their_own_types(self):
+    def test_values_have_their_own_types_and_may_be_huge(self, scale_toml):
         found = inspection.explain("matmul_tiled", {"TILE": np.int64(32)}, device="h200", GUARDED=False, N=np.int64(64))
         assert (found.config["TILE"], found.config["GUARDED"], found.problem.sizes["N"]) == (32, False, 64)
         assert type(found.config["TILE"]) is int
         for value in (0, False, np.False_):
             assert inspection.explain("matmul_tiled", device="h200", GUARDED=value).config["GUARDED"] is False
+        text = scale_toml.read_text().replace("[parameters]", f"[parameters]\nBIG = [1, {2**62}]")
+        scale_toml.write_text(text.replace("[default]", "[default]\nBIG = 1"))
+        assert inspection.explain(scale_toml, device="h200", BIG=2**62).config["BIG"] == 2**62
 
     @pytest.mark.parametrize(
         ("name", "value"),

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import sys
 from contextlib import nullcontext
@@ -100,6 +101,16 @@ def test_a_function_verifies_each_configuration():
     assert all(("time" in result) == (not result["wrong"]) for result in results)
     assert {mark for (_, wrong), mark in marks.items() if not wrong} == {"None"}
     assert seen[0] == (1e-4, [False, True, True, True])
+
+
+def test_results_are_those_of_the_functions_that_look_at_the_outputs():
+    """Results that nothing verified, or another function did, are not taken from the database."""
+    given, one = arguments(), {"block_size_x": [64]}
+    assert "__error__" not in tuned(given, one)[0][0]
+    with pytest.raises(InputError, match="the function verify returned False"):
+        tuned(given, one, verify=lambda answer, outputs: False)
+    observed = {"answer": [given[1] + given[2], None, None, None], "observers": [AccuracyObserver(key="worst")]}
+    assert "worst" in tuned(given, one, **observed)[0][0]
 
 
 def test_an_answer_may_hold_nans():
@@ -328,9 +339,9 @@ def test_every_strategy_that_kernel_tuner_lists(cached, name):
     own = {} if package else getattr(strategy_map[name], "_options", {})
     found, _ = tuned(**search, strategy_options={key: default for key, (_, default) in own.items()} | few, seed=1)
     assert 1 <= len(found) <= 20
-    by_name = strategies.choose_strategy(name, few, 20)
+    by_name = strategies.choose_strategy(name, few)
     for same in (strategy_map[name], getattr(strategies, name)):
-        assert strategies.choose_strategy(same, few, 20) == by_name
+        assert strategies.choose_strategy(same, few) == by_name
 
 
 @pytest.mark.parametrize("options", [None, {"max_fevals": 8}, {"max_fevals": 8, "popsize": 4}])
@@ -398,6 +409,25 @@ def test_a_problem_size_that_is_a_function_is_not_compared_with_that_of_the_cach
     assert len(found) == 20
     with pytest.raises(InputError, match=f"has the problem_size {N}, but this call {2 * N}"):
         tune_kernel("add", ADD, 2 * N, **given)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_random_sample_tries_a_share_of_the_valid_configurations(cached, simulated):
+    given = {"cache": cached, "simulation_mode": True} if simulated else {}
+    search = {"strategy": "random_sample", "strategy_options": {"fraction": 0.3}, **given}
+    assert len(tuned(params=SPACE, restrictions="block_size_x <= 64", **search)[0]) == 3  # of 8, of 20 combinations
+
+
+def test_a_strategy_follows_one_objective_and_the_best_is_that_of_its_numbers(cached):
+    search = {"strategy": "greedy_mls", "strategy_options": {"max_fevals": 10}, "seed": 1}
+    given = {"params": SPACE, "cache": cached, "simulation_mode": True, **search}
+    asked = {"metrics": {"slow": lambda p: np.float32(1 / p["time"])}, "objective": "slow"}
+    fast, (slow, env) = tuned(**given)[0], tuned(**given, **asked, objective_higher_is_better=False)
+    assert sum(each["time"] for each in slow) > sum(each["time"] for each in fast)
+    assert env["best_config"]["time"] == max(each["time"] for each in slow) == 31.25
+    mixed = {"rate": lambda p: math.nan if p["unused"] == 1 else "?" if p["unused"] == 2 else p["time"]}
+    _, env = tuned(**given | {"metrics": mixed, "strategy": None}, objectives={"rate": False, "time": False})
+    assert {each["unused"] for each in env["best_config"]} <= {3, 4}
 
 
 def test_names_that_nothing_has_are_said(cached):

@@ -25,7 +25,7 @@ from autotile.settings import read_settings
 from autotile.tuning.backend import workload_of
 from autotile.tuning.cluster import gpus as cluster_gpus
 from autotile.tuning.cluster import worker as cluster_worker
-from autotile.tuning.cluster.gpus import jobs_on_cluster
+from autotile.tuning.cluster.gpus import RemoteGpu, jobs_on_cluster
 from autotile.tuning.cluster.requests import AbsentGpuError, Cluster, SentRequest
 from autotile.tuning.cluster.worker import GpuPlugin, GpuReply, GpuRequest, answer
 from autotile.tuning.lanes import Lane
@@ -222,6 +222,9 @@ class TestGrid:
         with jobs_on_cluster(Lane(("GPU-a",), None, near, bench.device), 10.0) as run:
             readings = run(self.job(bench, GOOD, {"THREADS": 64, "WORK": 4}, GOOD))
             assert near.plugin.handle(GpuRequest(session="other"), {}).is_busy
+            other = RemoteGpu(near, "GPU-a", bench.device, GpuRequest(session="other"))
+            with pytest.raises(AbsentGpuError, match="GPU-a works for another session"):  # it may come back
+                other.wait()
         assert [one.outcome for one in readings] == [Outcome.OK, Outcome.CRASHED, Outcome.OK]
         assert "exit code 3" in readings[1].reason
         assert not near.plugin.handle(GpuRequest(session="other"), {}).is_busy

@@ -13,7 +13,7 @@ from judges import FEW, MANY, by_size, failed, timed
 
 from autotile.core.model import Config, Outcome, Trial, config_key
 from autotile.database.learned import FamilyState, family_state, save_family_state
-from autotile.errors import InputError
+from autotile.errors import InputError, SpecError
 from autotile.families.family import parse_family
 from autotile.kernel.library import load_kernel
 from autotile.serving import dispatcher as serving
@@ -67,6 +67,16 @@ def kill_at_third(step: Progress) -> None:
 def serve(bench: Any, n: int) -> Any:
     serving.forget_served()
     return get_best_kernel(bench.kernel.spec.source, n=n, device="NVIDIA H200")
+
+
+@pytest.mark.parametrize("change", [{'flops = "n"': 'flops = "n ** 3"'}, {'"n >= THREADS * WORK"': '"n ** 3 > WORK"'}])
+def test_sizes_for_which_the_file_gives_no_value_are_said_before_anything_is_tuned(rewrite, change):
+    bench = rewrite(change)
+    bench.record(by_size(1000), n=1000)
+    family = parse_family(bench.kernel.spec, ["n=1..2147483647"])
+    with pytest.raises(SpecError, match=r"does not fit in 64 bits where .*n = \d+"):
+        tune_family(bench.kernel, family, "float32", bench.settings, TuneOptions(replay="auto"))
+    assert not bench.stored()
 
 
 class TestRule:

@@ -110,8 +110,12 @@ class TestResume:
         short = bench.tune(recording, fresh=True, trials=2)  # it tries the reigning winner
         assert {config_key(t.config) for t in bench.stored()[-2:]} == {config_key(DEFAULT), config_key(BEST)}
         assert (short.resumed, short.winner.config) == (0, BEST)
+        held = bench.stored("final")
+        shorter = bench.tune(recording, fresh=True, trials=1)  # it does not
+        assert (shorter.winner.config, bench.stored("final")) == (DEFAULT, held)
+        assert any("WORK=4, which won earlier ones, is still what is served" in notice for notice in shorter.notices)
         assert bench.tune(recording, fresh=True).resumed == 0
-        assert len(bench.stored()) == 12 + 2 + 12
+        assert len(bench.stored()) == 12 + 2 + 1 + 12
 
     @pytest.mark.parametrize("options", [{"discard": False}, {"objectives": ("time", "registers")}], ids=str)
     def test_a_search_that_drops_nothing_measures_again_what_was_dropped(self, bench, options):

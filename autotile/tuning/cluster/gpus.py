@@ -109,13 +109,15 @@ class RemoteGpu(Backend):
 
     def _readings(self, sent: SentRequest, *, may_be_none: bool = False) -> list[Reading]:
         try:
-            readings = self._cluster.result(sent, meanwhile=self._meanwhile).readings
+            reply = self._cluster.result(sent, meanwhile=self._meanwhile)
+            if reply.is_busy:  # both found it free, and the other one was first
+                raise AbsentGpuError(f"{self.uuid} works for another session")
         except AbsentGpuError:
             self.was_absent = True
             raise
-        if not (readings or may_be_none):
+        if not (reply.readings or may_be_none):
             raise WorkerError(f"the reply of {self.uuid} holds no result")
-        return readings
+        return reply.readings
 
 
 class ClusterGpus(GpuGroup):

@@ -31,7 +31,7 @@ _GPU_PREFIXES = ("GPU-", "MIG-", SIMULATED)
 
 
 class AbsentGpuError(WorkerError):
-    """A GPU is gone: its machine is off or cannot be reached. It may come back."""
+    """A GPU is gone: its machine is off or cannot be reached, or another session has it. It may come back."""
 
 
 @dataclass(eq=False, slots=True)

@@ -127,7 +127,7 @@ class GpuPlugin(WorkerPlugin):  # type: ignore[misc]
                 self._end()
             return GpuReply()
         if is_busy:
-            raise WorkerError(f"{self.uuid} works for another session")
+            return GpuReply(is_busy=True)
         self._used_at = time.monotonic()
         try:
             if not is_own:
