@@ -8,7 +8,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -406,8 +406,8 @@ def read_duration(given: str | float) -> float:
     match = _DURATION.fullmatch(_number_text(given).strip().lower())
     parts = match.groups() if match is not None else ()
     seconds = sum(float(part) * unit for part, unit in zip(parts, _UNITS_S, strict=False) if part is not None)
-    if seconds <= 0:
-        raise InputError(f"a budget of {given!r} cannot be read; expected a duration such as 90s, 5m or 1h30m")
+    if not 0 < seconds < math.inf:
+        raise InputError(f"a budget of {given!r:.80} cannot be read; expected a duration such as 90s, 5m or 1h30m")
     return seconds
 
 
@@ -419,7 +419,7 @@ def read_share(given: str | float, what: str = "gain") -> float:
     match = _SHARE.fullmatch(_number_text(given).strip())
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
     if not 0 < share < 1:
-        raise InputError(f"a {what} of {given!r} cannot be used; expected a percentage such as 1% or 0.01")
+        raise InputError(f"a {what} of {given!r:.80} cannot be used; expected a percentage such as 1% or 0.01")
     return share
 
 
@@ -427,9 +427,10 @@ def _number_text(given: object) -> str:
     """Return a number as text without an exponent; text as it is; and text that is no number for anything else."""
     if isinstance(given, str):
         return given
-    if isinstance(given, bool) or not isinstance(given, Real):
-        return ""
-    return f"{float(given):.9f}"
+    if not isinstance(given, bool) and isinstance(given, Real):
+        with suppress(OverflowError):
+            return f"{float(given):.9f}"
+    return ""
 
 
 def _replay(given: Any) -> Any:
